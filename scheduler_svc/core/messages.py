@@ -1,0 +1,121 @@
+"""What goes into the core and what comes out: values, no behaviour.
+
+In: NewRequest (submit), ReplicaCapacity (replica_joined), StepResult (apply_result).
+Out: StepPlan (schedule), and events for the clients' streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from shared.ids import ReplicaId, RequestId
+from shared.sampling import SamplingParams
+
+
+class FinishReason(Enum):
+    """Why a sequence ended; the numbers are those of the public contract."""
+
+    EOS = 1
+    STOP_TOKEN = 2
+    STOP_STRING = 3
+    MAX_TOKENS = 4
+    CONTEXT_LIMIT = 5
+    CANCELLED = 6
+
+
+class FailureKind(Enum):
+    """Why a request failed; the shell makes a gRPC status of it."""
+
+    QUEUE_TIMEOUT = "queue_timeout"
+    SEQUENCE_FAILED = "sequence_failed"
+    """The worker reported a failure of this sequence alone."""
+    REPLICA_LOST_TOO_OFTEN = "replica_lost_too_often"
+    NO_REPLICA = "no_replica"
+    """The last replica is gone and none came back within the grace."""
+    TOO_LARGE = "too_large"
+    """No replica that is left can ever hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A validated request, tokenized; `max_tokens` is already bounded by the context."""
+
+    request_id: RequestId
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams
+    max_tokens: int
+    eos_token_ids: frozenset[int] = frozenset()
+    """Empty when the client ignores the end of sequence."""
+    stop_token_ids: frozenset[int] = frozenset()
+    num_sequences: int = 1
+    priority: int = 0
+    queue_timeout_s: float | None = None
+    cache_salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCapacity:
+    """What a replica said it can hold, as measured there."""
+
+    num_device_blocks: int
+    num_host_blocks: int
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_bytes: int = 0
+    copy_bytes_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStarted:
+    """The request was scheduled for the first time."""
+
+    request_id: RequestId
+    replica: ReplicaId
+    num_cached_tokens: int
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokensAppended:
+    """New tokens of one sequence, in order; the token that ended it is not among them when it is
+    an end-of-sequence or stop token."""
+
+    request_id: RequestId
+    sequence_index: int
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFinished:
+    """One sequence ended by itself; nothing more comes for it."""
+
+    request_id: RequestId
+    sequence_index: int
+    reason: FinishReason
+    stop_token_id: int | None
+    num_output_tokens: int
+    """With the token that ended it."""
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecovered:
+    """The replica was lost; the request waits to go on elsewhere."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The whole request failed; all its sequences are gone."""
+
+    request_id: RequestId
+    kind: FailureKind
+    message: str
+
+
+Event = RequestStarted | TokensAppended | SequenceFinished | RequestRecovered | RequestFailed

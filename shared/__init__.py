@@ -1,0 +1,1 @@
+"""What scheduler and workers both speak: ids, value types, errors, the wire."""

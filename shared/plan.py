@@ -1,0 +1,94 @@
+"""One step as values: what the scheduler plans and what a worker gives back.
+
+A plan is a difference to the state after `base_step`; the worker applies it in the order of the
+fields and derives positions, slots and decode inputs itself. `shared.codec` maps it to protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from shared.sampling import SamplingParams
+
+
+class CacheOpKind(Enum):
+    """A movement of KV blocks."""
+
+    SWAP_OUT = 1  # device blocks -> host blocks
+    SWAP_IN = 2  # host blocks -> device blocks
+    COPY = 3  # device blocks -> device blocks
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOp:
+    """Moves `source_blocks[i]` to `target_blocks[i]` before the forward pass."""
+
+    id: int
+    kind: CacheOpKind
+    source_blocks: Sequence[int]
+    target_blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """A sequence given whole: a new one, or one that comes back after preemption or loss."""
+
+    handle: int
+    token_ids: Sequence[int]
+    """All tokens known so far: the prompt, then what was generated."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """The first so many tokens have their keys and values in `block_table` already."""
+    block_table: Sequence[int]
+    sampling: SamplingParams
+    sequence_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one replica does in one step."""
+
+    step: int
+    base_step: int
+    reset: bool = False
+    """Forget every sequence first."""
+    finished_handles: Sequence[int] = ()
+    starts: Sequence[SequenceStart] = ()
+    append_handles: Sequence[int] = ()
+    """With `append_blocks`: handle i gets block i at the end of its table."""
+    append_blocks: Sequence[int] = ()
+    cache_ops: Sequence[CacheOp] = ()
+    decode_handles: Sequence[int] = ()
+    """Sequences that compute one token and sample the next."""
+    chunk_handles: Sequence[int] = ()
+    """Sequences that compute `chunk_num_tokens[i]` tokens and sample if `chunk_samples[i]`."""
+    chunk_num_tokens: Sequence[int] = ()
+    chunk_samples: Sequence[bool] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decode_handles) + sum(self.chunk_num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFailure:
+    """One sequence's failure in a step; the others of the step are sound."""
+
+    handle: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: `token_ids[i]` was sampled for `handles[i]`.
+
+    Handles come in the plan's order: decodes, then chunks that sample; a failed one is left out.
+    """
+
+    step: int
+    handles: Sequence[int]
+    token_ids: Sequence[int]
+    failures: Sequence[SequenceFailure] = field(default=())
+    execute_s: float = 0.0
