@@ -1,0 +1,85 @@
+"""A decoder-only model as tensors: its weights as stored, and the one call that runs a step.
+
+Two implementations: `worker_svc.models.llama` (torch operations and `kernels.interface.Kernels`, any
+device) and `kernels.cpu` (one native call for the whole step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.interface import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A weight matrix [num_rows, num_columns] (output by input), as its file stores it.
+
+    `data` is a dense tensor [num_rows, num_columns] of float32, float16 or bfloat16 when `format`
+    is "F32", "F16" or "BF16", else uint8 [num_rows, bytes per row] of GGUF blocks of that type
+    ("Q4_1", "Q8_0", ...). It may be a view of a read-only memory map: it is not written to.
+    """
+
+    num_rows: int
+    num_columns: int
+    format: str
+    data: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Query and key rows stand in the half-rotated order of transformers: rotary
+    position embedding turns dimension d with dimension d + head_dim / 2."""
+
+    attention_norm: torch.Tensor  # [hidden_size] float32
+    query: StoredMatrix  # [num_heads * head_dim, hidden_size]
+    key: StoredMatrix  # [num_kv_heads * head_dim, hidden_size]
+    value: StoredMatrix  # [num_kv_heads * head_dim, hidden_size]
+    attention_output: StoredMatrix  # [hidden_size, num_heads * head_dim]
+    mlp_norm: torch.Tensor  # [hidden_size] float32
+    gate: StoredMatrix  # [intermediate_size, hidden_size]
+    up: StoredMatrix  # [intermediate_size, hidden_size]
+    down: StoredMatrix  # [hidden_size, intermediate_size]
+    query_bias: torch.Tensor | None = None  # float32, as long as its matrix has rows
+    key_bias: torch.Tensor | None = None
+    value_bias: torch.Tensor | None = None
+    attention_output_bias: torch.Tensor | None = None
+    gate_bias: torch.Tensor | None = None
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """A whole model of the Llama family."""
+
+    embedding: StoredMatrix  # [vocab_size, hidden_size]
+    layers: Sequence[LayerWeights]
+    final_norm: torch.Tensor  # [hidden_size] float32
+    output: StoredMatrix | None  # [vocab_size, hidden_size]; None: tied to the embedding
+    inverse_frequencies: torch.Tensor  # [head_dim / 2] float32, rotary scaling applied
+
+
+class Decoder(Protocol):
+    """Runs steps of one model."""
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        kv_cache: torch.Tensor,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Computes the step's tokens and stores their keys and values in `kv_cache` (in place).
+
+        token_ids   [num_tokens] int64, in the row order of `batch`
+        kv_cache    [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; what stands
+                    within a block is the decoder's own business
+        logit_rows  [n] int64, the rows whose next token is sampled
+        Returns the logits of those rows, [n, vocab_size] float32.
+        """
+        ...
