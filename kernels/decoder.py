@@ -1,7 +1,7 @@
 """A decoder-only model as tensors: its weights as stored, and the one call that runs a step.
 
-Two implementations: `worker_svc.models.llama` (torch operations and `kernels.interface.Kernels`, on any
-device) and `kernels.cpu` (one native call for the whole step).
+Two implementations: `worker_svc.models.llama` (torch operations and `kernels.interface.Kernels`,
+on any device) and `kernels.cpu` (one native call for the whole step).
 """
 
 from __future__ import annotations
