@@ -1,0 +1,84 @@
+"""The kernels in plain torch, on any device: the oracle of every other, and the last fallback.
+
+A module of functions; it satisfies `kernels.interface.Kernels` as it stands. Attention runs one
+sequence at a time, in float32, so a sequence's result does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kernels.interface import AttentionBatch
+
+
+def write_kv(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    kv_cache: torch.Tensor,
+    layer: int,
+    slots: torch.Tensor,
+) -> None:
+    """See `Kernels.write_kv`."""
+    block_size = kv_cache.shape[4]
+    blocks, offsets = slots // block_size, slots % block_size
+    # Two index tensors apart from each other put the indexed dimension first: [num_tokens, ...].
+    kv_cache[:, layer, 0][blocks, :, offsets] = keys.to(kv_cache.dtype)
+    kv_cache[:, layer, 1][blocks, :, offsets] = values.to(kv_cache.dtype)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    layer: int,
+    batch: AttentionBatch,
+    scale: float,
+) -> torch.Tensor:
+    """See `Kernels.paged_attention`. Reads the batch's indices on the host."""
+    output = torch.empty_like(query)
+    starts = batch.query_start.tolist()
+    block_size = kv_cache.shape[4]
+    for sequence, seq_len in enumerate(batch.seq_lens.tolist()):
+        rows = slice(starts[sequence], starts[sequence + 1])
+        if rows.start == rows.stop:
+            continue
+        table = batch.block_tables[sequence, : -(-seq_len // block_size)]
+        output[rows] = _attend(query[rows], kv_cache[table.long(), layer], seq_len, scale)
+    return output
+
+
+def copy_blocks(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    source_blocks: torch.Tensor,
+    target_blocks: torch.Tensor,
+) -> None:
+    """See `Kernels.copy_blocks`."""
+    blocks = source[source_blocks.to(source.device)]
+    target[target_blocks.to(target.device)] = blocks.to(target.device)
+
+
+def _attend(query: torch.Tensor, blocks: torch.Tensor, seq_len: int, scale: float) -> torch.Tensor:
+    """Attention of one sequence's last rows.
+
+    query   [num_rows, num_heads, head_dim]
+    blocks  [num_blocks, 2, num_kv_heads, block_size, head_dim], the sequence's in order
+    """
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads = blocks.shape[2]
+    group = num_heads // num_kv_heads
+    # [2, num_kv_heads, seq_len, head_dim]
+    key, value = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len].float()
+    # The query heads of one KV head are rows of one matrix, so its keys are read once:
+    # [num_kv_heads, num_rows * group, head_dim], row-major over (row, head of the group).
+    packed = query.reshape(num_rows, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)
+    mask = None
+    if num_rows > 1:
+        first = seq_len - num_rows
+        visible = torch.ones(num_rows, seq_len, dtype=torch.bool, device=query.device)
+        mask = visible.tril(first).repeat_interleave(group, dim=0)[None, None]
+    attended: torch.Tensor = functional.scaled_dot_product_attention(
+        packed.float()[None], key[None], value[None], attn_mask=mask, scale=scale
+    )
+    by_row = attended.view(num_kv_heads, num_rows, group, head_dim).transpose(0, 1)
+    return by_row.reshape(query.shape).to(query.dtype)
