@@ -36,10 +36,10 @@ def fingerprint(parts: Iterable[FileParts]) -> str:
     for part in parts:
         size, start = len(part.data), part.header_bytes
         digest.update(f"{part.name}\0{size}\0{start}\0".encode())
-        digest.update(memoryview(part.data[:start]))
+        digest.update(part.data[:start].data)
         last = max(start, size - SAMPLE_BYTES)
         for offset in np.linspace(start, last, NUM_SAMPLES, dtype=np.int64):
-            digest.update(memoryview(part.data[offset : offset + SAMPLE_BYTES]))
+            digest.update(part.data[offset : offset + SAMPLE_BYTES].data)
     return digest.hexdigest()
 
 

@@ -1,0 +1,205 @@
+"""Maps step plans and results to the worker plane's protobuf messages and back.
+
+Encoding trusts its caller; decoding checks everything that the types alone don't say, because
+either side of the link may be broken, and raises ProtocolError. Whether handles, blocks and token
+ids exist is for the receiver to check: only it knows its sequences, pools and vocabulary.
+
+Long lists stay packed lists and tuples of ints, with no Python work per item, so that a decode
+step of 256 sequences costs some microseconds. Floats travel in single precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+from google.protobuf.message import DecodeError
+
+from protos.quire.worker.v1 import worker_pb2
+from shared.errors import ProtocolError
+from shared.plan import CacheOp, CacheOpKind, SequenceFailure, SequenceStart, StepPlan, StepResult
+from shared.sampling import SamplingParams
+
+PROTOCOL_VERSION = 1
+MAX_TEMPERATURE = 100.0
+_WIRE_KINDS = {
+    CacheOpKind.SWAP_OUT: worker_pb2.CACHE_OP_KIND_SWAP_OUT,
+    CacheOpKind.SWAP_IN: worker_pb2.CACHE_OP_KIND_SWAP_IN,
+    CacheOpKind.COPY: worker_pb2.CACHE_OP_KIND_COPY,
+}
+_KINDS = {wire: kind for kind, wire in _WIRE_KINDS.items()}
+
+
+def parse_worker_message(frame: bytes) -> worker_pb2.WorkerMessage:
+    """A worker's frame; ProtocolError when it is malformed or says nothing known."""
+    message = worker_pb2.WorkerMessage()
+    try:
+        message.ParseFromString(frame)
+    except DecodeError as error:
+        raise ProtocolError("a worker sent a malformed frame") from error
+    _require(message.WhichOneof("body") is not None, "a worker sent a frame without a known body")
+    return message
+
+
+def parse_scheduler_message(frame: bytes) -> worker_pb2.SchedulerMessage:
+    """The scheduler's frame; ProtocolError when it is malformed or says nothing known."""
+    message = worker_pb2.SchedulerMessage()
+    try:
+        message.ParseFromString(frame)
+    except DecodeError as error:
+        raise ProtocolError("the scheduler sent a malformed frame") from error
+    _require(
+        message.WhichOneof("body") is not None, "the scheduler sent a frame without a known body"
+    )
+    return message
+
+
+def encode_plan(plan: StepPlan) -> worker_pb2.StepPlan:
+    """The message of a plan."""
+    return worker_pb2.StepPlan(
+        step=plan.step,
+        base_step=plan.base_step,
+        reset=plan.reset,
+        finished_handles=plan.finished_handles,
+        starts=[_encode_start(start) for start in plan.starts],
+        append_handles=plan.append_handles,
+        append_blocks=plan.append_blocks,
+        cache_ops=[_encode_cache_op(op) for op in plan.cache_ops],
+        decode_handles=plan.decode_handles,
+        chunk_handles=plan.chunk_handles,
+        chunk_num_tokens=plan.chunk_num_tokens,
+        chunk_samples=plan.chunk_samples,
+    )
+
+
+def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
+    """The plan of a message; ProtocolError when it is inconsistent."""
+    _require(message.base_step < message.step, "a plan does not come after its base step")
+    _require_same_length("appended blocks", message.append_handles, message.append_blocks)
+    _require_same_length("chunk sizes", message.chunk_handles, message.chunk_num_tokens)
+    _require_same_length("chunk samples", message.chunk_handles, message.chunk_samples)
+    _require(0 not in message.chunk_num_tokens, "a chunk computes no token")
+    return StepPlan(
+        step=message.step,
+        base_step=message.base_step,
+        reset=message.reset,
+        finished_handles=tuple(message.finished_handles),
+        starts=tuple(map(_decode_start, message.starts)),
+        append_handles=tuple(message.append_handles),
+        append_blocks=tuple(message.append_blocks),
+        cache_ops=tuple(map(_decode_cache_op, message.cache_ops)),
+        decode_handles=tuple(message.decode_handles),
+        chunk_handles=tuple(message.chunk_handles),
+        chunk_num_tokens=tuple(message.chunk_num_tokens),
+        chunk_samples=tuple(message.chunk_samples),
+    )
+
+
+def encode_result(result: StepResult) -> worker_pb2.StepResult:
+    """The message of a result."""
+    return worker_pb2.StepResult(
+        step=result.step,
+        handles=result.handles,
+        token_ids=result.token_ids,
+        failures=[
+            worker_pb2.SequenceFailure(handle=failure.handle, message=failure.message)
+            for failure in result.failures
+        ],
+        execute_s=result.execute_s,
+    )
+
+
+def decode_result(message: worker_pb2.StepResult) -> StepResult:
+    """The result of a message; ProtocolError when it is inconsistent."""
+    _require(message.step > 0, "a result names no step")
+    _require_same_length("sampled tokens", message.handles, message.token_ids)
+    _require(0 <= message.execute_s < float("inf"), "a step took no finite time")
+    return StepResult(
+        step=message.step,
+        handles=tuple(message.handles),
+        token_ids=tuple(message.token_ids),
+        failures=tuple(
+            SequenceFailure(failure.handle, failure.message) for failure in message.failures
+        ),
+        execute_s=message.execute_s,
+    )
+
+
+def _encode_start(start: SequenceStart) -> worker_pb2.SequenceStart:
+    sampling = start.sampling
+    return worker_pb2.SequenceStart(
+        handle=start.handle,
+        token_ids=start.token_ids,
+        num_prompt_tokens=start.num_prompt_tokens,
+        num_computed_tokens=start.num_computed_tokens,
+        block_table=start.block_table,
+        sampling=worker_pb2.SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+        ),
+        sequence_index=start.sequence_index,
+    )
+
+
+def _decode_start(message: worker_pb2.SequenceStart) -> SequenceStart:
+    num_tokens = len(message.token_ids)
+    _require(
+        0 < message.num_prompt_tokens <= num_tokens,
+        f"a sequence of {num_tokens} tokens has {message.num_prompt_tokens} in its prompt",
+    )
+    _require(
+        message.num_computed_tokens < num_tokens,
+        f"a sequence of {num_tokens} tokens has {message.num_computed_tokens} computed",
+    )
+    return SequenceStart(
+        handle=message.handle,
+        token_ids=tuple(message.token_ids),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        block_table=tuple(message.block_table),
+        sampling=_decode_sampling(message.sampling),
+        sequence_index=message.sequence_index,
+    )
+
+
+def _decode_sampling(message: worker_pb2.SamplingParams) -> SamplingParams:
+    # Each comparison is false for NaN.
+    _require(0 <= message.temperature <= MAX_TEMPERATURE, "a temperature is out of range")
+    _require(0 < message.top_p <= 1, "a top_p is out of range")
+    _require(0 <= message.min_p <= 1, "a min_p is out of range")
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+    )
+
+
+def _encode_cache_op(op: CacheOp) -> worker_pb2.CacheOp:
+    return worker_pb2.CacheOp(
+        id=op.id,
+        kind=_WIRE_KINDS[op.kind],
+        source_blocks=op.source_blocks,
+        target_blocks=op.target_blocks,
+    )
+
+
+def _decode_cache_op(message: worker_pb2.CacheOp) -> CacheOp:
+    kind = _KINDS.get(message.kind)
+    if kind is None:
+        raise ProtocolError(f"a cache operation is of the unknown kind {message.kind}")
+    _require_same_length("moved blocks", message.source_blocks, message.target_blocks)
+    return CacheOp(message.id, kind, tuple(message.source_blocks), tuple(message.target_blocks))
+
+
+def _require_same_length(what: str, left: Sized, right: Sized) -> None:
+    if len(left) != len(right):
+        raise ProtocolError(f"the lists of {what} differ in length: {len(left)}, {len(right)}")
+
+
+def _require(holds: bool, description: str) -> None:
+    if not holds:
+        raise ProtocolError(description)
