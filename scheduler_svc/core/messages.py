@@ -2,6 +2,9 @@
 
 In: NewRequest (submit), ReplicaCapacity (replica_joined), StepResult (apply_result).
 Out: StepPlan (schedule), and events for the clients' streams.
+
+A step's tokens come as one TokensStep over all requests, since that is what every step touches;
+all other events are of one request.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from shared.ids import ReplicaId, RequestId
 from shared.sampling import SamplingParams
@@ -69,6 +73,25 @@ class ReplicaCapacity:
     prefill_tokens_per_s: float = 0.0
 
 
+class SequenceRef(NamedTuple):
+    """Names a sequence. One object for the sequence's whole life, cheap to hash."""
+
+    request_id: RequestId
+    sequence_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokensStep:
+    """One step's new tokens: `token_ids[i]` is the next token of `sequences[i]`.
+
+    A sequence is in it at most once. The token that ended a sequence is not in it when it is an
+    end-of-sequence or stop token. The step's SequenceFinished events come after it.
+    """
+
+    sequences: Sequence[SequenceRef]
+    token_ids: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class RequestStarted:
     """The request was scheduled for the first time."""
@@ -81,8 +104,8 @@ class RequestStarted:
 
 @dataclass(frozen=True, slots=True)
 class TokensAppended:
-    """New tokens of one sequence, in order; the token that ended it is not among them when it is
-    an end-of-sequence or stop token."""
+    """One sequence's part of one or more TokensStep, in order, as the shell hands it to the
+    request's front; the core itself gives TokensStep alone."""
 
     request_id: RequestId
     sequence_index: int
@@ -118,4 +141,8 @@ class RequestFailed:
     message: str
 
 
-Event = RequestStarted | TokensAppended | SequenceFinished | RequestRecovered | RequestFailed
+Event = RequestStarted | TokensStep | SequenceFinished | RequestRecovered | RequestFailed
+"""What the core gives, in order."""
+
+RequestEvent = RequestStarted | TokensAppended | SequenceFinished | RequestRecovered | RequestFailed
+"""What the shell hands to the front of one request."""

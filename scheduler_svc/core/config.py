@@ -1,0 +1,64 @@
+"""What an operator may set in the core; frozen, resolved once by the process around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class PreemptionMode(Enum):
+    """What becomes of a victim's keys and values."""
+
+    RECOMPUTE = "recompute"
+    """Dropped, and computed again later."""
+    SWAP = "swap"
+    """Copied to the host pool while that has room, otherwise dropped."""
+    AUTO = "auto"
+    """The cheaper of both by the replica's measured rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits and trade-offs of the scheduler. Times are in seconds of the caller's clock."""
+
+    max_num_batched_tokens: int = 2048
+    """Tokens in one step; a replica's own limit holds too."""
+    max_num_seqs: int = 256
+    """Sequences that run on one replica; a replica's own limit holds too."""
+    max_waiting: int = 1024
+    """Sequences that may wait (a request of n choices counts n)."""
+    max_waiting_tokens: int = 1 << 20
+    """Prompt tokens that may wait, over all sequences."""
+    retry_after_s: float = 1.0
+    """Advice in errors that may pass later."""
+    no_replica_grace_s: float = 0.0
+    """How long requests stay when no replica is left; 0 fails them at once."""
+    max_replica_losses: int = 3
+    """A request that ran on this many lost replicas fails."""
+    priority_ageing_s: float = 30.0
+    """One step of priority is worth this much waiting, so that no priority starves another."""
+    enable_prefix_cache: bool = True
+    """Whether sequences reuse computed blocks of others with the same prefix."""
+    reserve_fraction: float = 0.01
+    """Part of a pool that new sequences leave free for running ones to grow into."""
+    prefill_step_s: float = 0.25
+    """Most time of one step that prompts may take while other sequences decode."""
+    attention_parity_tokens: int = 4096
+    """Depth at which attention costs as much as the rest of a token's work. With decodes in the
+    step, chunks shrink with depth by it, so that inter-token latency stays flat."""
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "max_waiting",
+            "max_waiting_tokens",
+            "max_replica_losses",
+            "attention_parity_tokens",
+        ):
+            assert getattr(self, name) >= 1, f"{name} must be at least 1"
+        assert self.no_replica_grace_s >= 0
+        assert self.priority_ageing_s >= 0
+        assert self.prefill_step_s > 0
+        assert 0 <= self.reserve_fraction < 1
