@@ -1,0 +1,139 @@
+"""`quire chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated
+
+import grpc
+import typer
+from rich.console import Console
+
+from cli.answer import Answer
+from cli.connection import (
+    DEFAULT_SERVER,
+    ModelOption,
+    Server,
+    ServerOption,
+    TlsCaOption,
+    TokenFileOption,
+)
+from cli.errors import from_rpc_error
+from cli.models import served_model
+from cli.sampling_options import (
+    MaxTokensOption,
+    SeedOption,
+    TemperatureOption,
+    TopPOption,
+    sampling_params,
+    stopping_params,
+)
+from protos.quire.inference.v1 import inference_pb2
+
+with contextlib.suppress(ImportError):  # line editing and history, where Python was built with it
+    import readline  # noqa: F401
+
+HELP = "/reset forgets the conversation, /exit leaves, Ctrl-C stops an answer"
+
+
+class Conversation:
+    """The turns so far. A turn that failed is taken back, so that the next one starts clean."""
+
+    def __init__(self, system: str | None) -> None:
+        self._system = system
+        self.messages: list[inference_pb2.ChatMessage] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = []
+        if self._system:
+            self._add("system", self._system)
+
+    def ask(self, text: str) -> None:
+        self._add("user", text)
+
+    def answered(self, text: str) -> None:
+        self._add("assistant", text)
+
+    def take_back(self) -> None:
+        """Forgets the last question."""
+        self.messages.pop()
+
+    def _add(self, role: str, content: str) -> None:
+        self.messages.append(inference_pb2.ChatMessage(role=role, content=content))
+
+
+def chat(
+    server: ServerOption = DEFAULT_SERVER,
+    tls_ca: TlsCaOption = None,
+    client_token_file: TokenFileOption = None,
+    model: ModelOption = "",
+    system: Annotated[str | None, typer.Option(help="the system message")] = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+) -> None:
+    """Talk with the model: /reset, /exit, and Ctrl-C stops an answer."""
+    target = Server.from_options(server, tls_ca, client_token_file)
+    template = inference_pb2.GenerateRequest(
+        model=model,
+        sampling=sampling_params(temperature, None, top_p, None, seed),
+        stopping=stopping_params(max_tokens, None),
+    )
+    console = Console(highlight=False)
+    conversation = Conversation(system)
+    with target.connect() as channel:
+        name = served_model(channel, model, target.metadata).name
+        console.print(f"[bold]{name}[/bold] at {server}. {HELP}.", style="dim")
+        while (line := _read_line(console)) is not None:
+            if line == "/exit":
+                return
+            if line == "/reset":
+                conversation.reset()
+                console.print("The conversation is forgotten.", style="dim")
+            elif line.startswith("/"):
+                console.print(HELP, style="dim")
+            elif line:
+                conversation.ask(line)
+                _turn(console, conversation, channel, template, target.metadata)
+
+
+def _read_line(console: Console) -> str | None:
+    """The next line; "" after Ctrl-C, None at the end of input."""
+    try:
+        return input("> ").strip()
+    except KeyboardInterrupt:
+        console.print()
+        return ""
+    except EOFError:
+        console.print()
+        return None
+
+
+def _turn(
+    console: Console,
+    conversation: Conversation,
+    channel: grpc.Channel,
+    template: inference_pb2.GenerateRequest,
+    metadata: tuple[tuple[str, str], ...],
+) -> None:
+    """Streams one answer. What was said before Ctrl-C stays in the conversation."""
+    request = inference_pb2.GenerateRequest()
+    request.CopyFrom(template)
+    request.chat.messages.extend(conversation.messages)
+    answer = Answer(channel, request, metadata)
+    try:
+        for piece in answer.texts():
+            console.print(piece, end="", markup=False, soft_wrap=True)
+        console.print(f"\n[{answer.summary()}]", style="dim", markup=False)
+    except KeyboardInterrupt:
+        console.print("\n[stopped]", style="dim", markup=False)
+    except grpc.RpcError as error:
+        conversation.take_back()
+        console.print(f"\n{from_rpc_error(error)}", style="red", markup=False)
+        return
+    if answer.text:
+        conversation.answered(answer.text)
+    else:
+        conversation.take_back()

@@ -1,0 +1,108 @@
+"""`quire generate`: one prompt, one streamed answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import grpc
+import typer
+
+from cli.answer import Answer
+from cli.connection import (
+    DEFAULT_SERVER,
+    ModelOption,
+    Server,
+    ServerOption,
+    TlsCaOption,
+    TokenFileOption,
+)
+from cli.errors import from_rpc_error
+from cli.sampling_options import (
+    MaxTokensOption,
+    MinPOption,
+    SeedOption,
+    StopOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    sampling_params,
+    stopping_params,
+)
+from protos.quire.inference.v1 import inference_pb2
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="the text; - reads it from standard input")],
+    server: ServerOption = DEFAULT_SERVER,
+    tls_ca: TlsCaOption = None,
+    client_token_file: TokenFileOption = None,
+    model: ModelOption = "",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="send the prompt as a user's turn of a conversation")
+    ] = False,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="go on after the end of the text")
+    ] = False,
+    priority: Annotated[int, typer.Option(help="larger is more important")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of text")
+    ] = False,
+) -> None:
+    """Continue a text, or answer a question (--chat); figures go to standard error."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    request = inference_pb2.GenerateRequest(
+        model=model,
+        sampling=sampling_params(temperature, top_k, top_p, min_p, seed),
+        stopping=stopping_params(max_tokens, stop, ignore_eos or None),
+        priority=priority,
+    )
+    if chat:
+        request.chat.messages.add(role="user", content=text)
+    else:
+        request.text = text
+    target = Server.from_options(server, tls_ca, client_token_file)
+    with target.connect() as channel:
+        answer = Answer(channel, request, target.metadata)
+        try:
+            for piece in answer.texts():
+                if not as_json:
+                    print(piece, end="", flush=True)
+        except grpc.RpcError as error:
+            if answer.text and not as_json:
+                print()
+            raise from_rpc_error(error) from None
+    if as_json:
+        print(json.dumps(_as_json(answer), ensure_ascii=False))
+    else:
+        print()
+        print(answer.summary(), file=sys.stderr)
+
+
+def _as_json(answer: Answer) -> dict[str, object]:
+    assert answer.started is not None and answer.finished is not None
+    usage, timings = answer.finished.usage, answer.finished.timings
+    return {
+        "request_id": answer.started.request_id,
+        "model": answer.started.model,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.reason,
+        "seed": answer.started.sampling.seed,
+        "num_prompt_tokens": usage.num_prompt_tokens,
+        "num_cached_tokens": usage.num_cached_tokens,
+        "num_output_tokens": usage.num_output_tokens,
+        "num_preemptions": timings.num_preemptions,
+        "queue_s": timings.queue_s,
+        "first_token_s": timings.first_token_s,
+        "total_s": timings.total_s,
+        "tokens_per_s": answer.tokens_per_s,
+    }
