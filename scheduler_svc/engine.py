@@ -1,0 +1,386 @@
+"""The engine: the one task that owns the scheduler core and turns the world into events for it.
+
+    fronts --- Submit, Abort, StopSequence --> inbox --> core --> StepPlan --> workers
+    workers -- Frame ------------------------>                --> events ----> sinks
+
+A front speaks to the engine by messages and hears from it through its request's sink, so that
+fronts can live in processes of their own. All messages that wait are taken before the next plans
+are made; each replica has up to two plans in flight.
+
+An error of one sink ends that request. An error of the core is a defect and ends the engine:
+invariants that broke once would go on to break streams in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from scheduler_svc.core.messages import (
+    Event,
+    RequestEvent,
+    RequestFailed,
+    SequenceFinished,
+    TokensAppended,
+    TokensStep,
+)
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.inbox import Abort, Frame, Message, RequestSink, StopSequence, Submit
+from scheduler_svc.membership import (
+    Member,
+    StateMismatch,
+    StepDone,
+    WorkerEvent,
+    WorkerLost,
+    WorkerReady,
+    WorkerState,
+)
+from scheduler_svc.workers import WorkerRegistry
+from shared.errors import Aborted, AlreadyExists, NotFound, ProtocolError, QuireError, Unavailable
+from shared.ids import ReplicaId, RequestId
+from shared.transport import PeerGone, RouterLink
+
+log = logging.getLogger(__name__)
+
+MAX_PLANS_IN_FLIGHT = 2
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(slots=True)
+class _LiveRequest:
+    sink: RequestSink
+    num_open_sequences: int
+
+
+class Engine:
+    """Owns the core; everything runs on one event loop, and nothing here blocks."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        registry: WorkerRegistry,
+        link: RouterLink,
+        *,
+        no_replica_grace_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.registry = registry
+        self._link = link
+        self.counters: Counter[str] = Counter()
+        self.serving_changed = asyncio.Event()
+        """Set when `is_serving` may have changed; whoever watches clears it."""
+        self._no_replica_grace_s = no_replica_grace_s
+        self._clock = clock
+        self._inbox: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._live: dict[RequestId, _LiveRequest] = {}
+        self._last_ready_s = float("-inf")
+        self._is_paused = False
+        self._is_closing = False
+        self._was_serving = False
+
+    # -- for fronts -----------------------------------------------------------------------------
+
+    def post(self, message: Message) -> None:
+        """Leaves a message for the next turn."""
+        self._inbox.append(message)
+        self._wake.set()
+
+    # -- for the operator -----------------------------------------------------------------------
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a new request would be taken: a worker is ready and admission is open."""
+        return self.registry.num_ready > 0 and not self._is_paused and not self._is_closing
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    def pause_admission(self) -> None:
+        """Refuses new requests until `resume_admission`; live ones go on."""
+        self._is_paused = True
+        self._wake.set()
+
+    def resume_admission(self) -> None:
+        self._is_paused = False
+        self._wake.set()
+
+    def close_admission(self) -> None:
+        """Refuses new requests for good; live ones go on."""
+        self._is_closing = True
+        self._wake.set()
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Ends a request on an operator's word; NotFound when it does not live."""
+        if request_id not in self._live:
+            raise NotFound(f"there is no request named {request_id!r}")
+        now = self._clock()
+        self.counters["requests_cancelled"] += 1
+        self._dispatch(self.scheduler.cancel(request_id), now)
+        self._wake.set()
+
+    def drain_worker(self, worker_id: str) -> None:
+        """Lets a worker leave when its work is done or moved; NotFound when there is none."""
+        self._drain(self.registry.named(worker_id))
+        self._wake.set()
+
+    def flush_prefix_cache(self) -> int:
+        """Forgets cached prefixes that nothing holds; gives the number of blocks."""
+        return self.scheduler.flush_prefix_cache()
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Takes turns until cancelled. Any other end is a defect: it is reported and raised."""
+        try:
+            while True:
+                await self._sleep()
+                self._turn()
+                await self._send()
+        except Exception:
+            self._report_defect()
+            raise
+        finally:
+            self.fail_all(Unavailable("the server stopped", RETRY_AFTER_S))
+
+    async def receive_frames(self) -> None:
+        """Takes what workers send into the inbox until cancelled."""
+        while True:
+            identity, frame = await self._link.recv()
+            self.post(Frame(identity, frame))
+
+    async def wait_idle(self) -> None:
+        """Returns when no request lives and no plan is in flight."""
+        await self._idle.wait()
+
+    def fail_all(self, error: QuireError) -> None:
+        """Ends every live request with `error`."""
+        for request_id in list(self._live):
+            self._end(request_id, error)
+        self._wake.set()
+
+    def drain_all(self) -> None:
+        """Asks every worker to leave."""
+        for member in self.registry.members():
+            self._drain(member)
+        self._wake.set()
+
+    async def _sleep(self) -> None:
+        """Waits for a message or for the next deadline of registry or core."""
+        if not self._wake.is_set():
+            due_s = self.registry.next_sweep_s()
+            tick_s = self.scheduler.next_tick()
+            if tick_s is not None:
+                due_s = min(due_s, tick_s)
+            delay_s = max(0.0, due_s - self._clock())
+            timer = asyncio.get_running_loop().call_later(delay_s, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+        self._wake.clear()
+
+    async def _send(self) -> None:
+        outbox = self.registry.outbox
+        while outbox:
+            identity, frame = outbox.popleft()
+            try:
+                await self._link.send(identity, frame)
+            except PeerGone:
+                self.registry.peer_gone(identity)
+                self._wake.set()
+
+    def _turn(self) -> None:
+        self._take_messages()
+        now = self._clock()
+        self._take_worker_events(self.registry.sweep(now), now)
+        self._dispatch(self.scheduler.tick(now), now)
+        # Streams that found a stop string have posted it by now: no token more is planned for them.
+        self._take_messages()
+        self._plan(self._clock())
+        self._finish_drains()
+        self._note_serving()
+        self._note_idle()
+
+    def _take_messages(self) -> None:
+        while self._inbox:
+            message = self._inbox.popleft()
+            now = self._clock()
+            match message:
+                case Frame(identity, frame):
+                    events = self.registry.handle_frame(identity, frame, now)
+                    self._take_worker_events(events, now)
+                case Submit():
+                    self._submit(message, now)
+                case Abort(request_id, sink):
+                    live = self._live.get(request_id)
+                    if live is not None and live.sink is sink:
+                        self.counters["requests_aborted"] += 1
+                        self._end(request_id, None)
+                case StopSequence(request_id, sequence_index):
+                    if request_id in self._live:
+                        events_ = self.scheduler.finish_sequence(request_id, sequence_index)
+                        self._dispatch(events_, now)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def _submit(self, message: Submit, now: float) -> None:
+        request = message.request
+        self.counters["requests"] += 1
+        try:
+            self._check_open(now)
+            if request.request_id in self._live:
+                raise AlreadyExists(f"a request named {request.request_id!r} is running")
+            events = self.scheduler.submit(request, now)
+        except QuireError as error:
+            self.counters["requests_refused"] += 1
+            message.sink.fail(error)
+            return
+        self._live[request.request_id] = _LiveRequest(message.sink, request.num_sequences)
+        self._idle.clear()
+        self._dispatch(events, now)
+
+    def _check_open(self, now: float) -> None:
+        if self._is_closing:
+            raise Unavailable("the server is shutting down", RETRY_AFTER_S)
+        if self._is_paused:
+            raise Unavailable("admission is paused by the operator", RETRY_AFTER_S)
+        if self.registry.num_ready > 0:
+            return
+        if now - self._last_ready_s >= self._no_replica_grace_s:
+            raise Unavailable("no worker is ready", RETRY_AFTER_S)
+
+    def _end(self, request_id: RequestId, error: QuireError | None) -> None:
+        """Takes a live request out of the core; its sink hears the error, if there is one."""
+        live = self._live.pop(request_id)
+        self.scheduler.abort(request_id)
+        if error is not None:
+            live.sink.fail(error)
+
+    def _dispatch(self, events: Iterable[Event], now: float) -> None:
+        """Hands events to their sinks."""
+        for event in events:
+            if isinstance(event, TokensStep):
+                for (request_id, index), token_id in zip(
+                    event.sequences, event.token_ids, strict=True
+                ):
+                    self._deliver(TokensAppended(request_id, index, (token_id,)), now)
+            else:
+                self._deliver(event, now)
+
+    def _deliver(self, event: RequestEvent, now: float) -> None:
+        """Hands an event to its sink; a sink's error ends its own request alone."""
+        live = self._live.get(event.request_id)
+        if live is None:
+            return  # aborted in this turn
+        try:
+            live.sink.deliver(event, now)
+        except Exception:
+            log_id = secrets.token_hex(8)
+            log.exception("request %r broke its stream; log id %s", event.request_id, log_id)
+            self.counters["requests_broken"] += 1
+            error = Aborted(f"the request failed inside the server; log id {log_id}")
+            self._end(event.request_id, error)
+            return
+        if isinstance(event, SequenceFinished):
+            live.num_open_sequences -= 1
+        if isinstance(event, RequestFailed) or live.num_open_sequences == 0:
+            self._count_end(event)
+            del self._live[event.request_id]
+
+    def _count_end(self, event: RequestEvent) -> None:
+        if isinstance(event, RequestFailed):
+            self.counters[f"requests_failed_{event.kind.value}"] += 1
+        else:
+            self.counters["requests_finished"] += 1
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def _take_worker_events(self, events: Iterable[WorkerEvent], now: float) -> None:
+        for event in events:
+            match event:
+                case StepDone(replica):
+                    self._apply(replica, event, now)
+                case WorkerReady(replica, capacity):
+                    self.scheduler.replica_joined(replica, capacity)
+                case WorkerLost(replica):
+                    self._dispatch(self.scheduler.replica_lost(replica, now), now)
+                case StateMismatch(replica, at_step):
+                    log.warning("replica %d is at step %d: full state follows", replica, at_step)
+                    self.scheduler.reset_replica(replica, at_step)
+
+    def _apply(self, replica: ReplicaId, done: StepDone, now: float) -> None:
+        member = self.registry.member(replica)
+        assert member is not None
+        try:
+            events = self.scheduler.apply_result(replica, done.result, now)
+        except ProtocolError as error:
+            lost = self.registry.drop(member, f"it broke the protocol: {error}")
+            self._take_worker_events(lost, now)
+            return
+        self._dispatch(events, now)
+        member.times.apply_s.add(self._clock() - now)
+
+    def _plan(self, now: float) -> None:
+        for member in self.registry.members():
+            if member.state is WorkerState.LOADING:
+                continue
+            while len(member.in_flight) < MAX_PLANS_IN_FLIGHT and not member.is_gone:
+                started_s = self._clock()
+                plan, events = self.scheduler.schedule(member.replica, now)
+                self._dispatch(events, now)
+                if plan is None:
+                    break
+                self.registry.send_plan(member.replica, plan, now)
+                self._idle.clear()
+                member.times.plan_s.add(self._clock() - started_s)
+
+    def _drain(self, member: Member) -> None:
+        if member.state is WorkerState.READY:
+            self.registry.start_draining(member)
+            self.scheduler.drain_replica(member.replica)
+        elif member.state is WorkerState.LOADING:
+            self.registry.send_drain(member)
+
+    def _finish_drains(self) -> None:
+        for member in self.registry.members():
+            if (
+                member.state is WorkerState.DRAINING
+                and not member.in_flight
+                and self.scheduler.is_drained(member.replica)
+            ):
+                self.registry.send_drain(member)
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def _note_serving(self) -> None:
+        if self.registry.num_ready > 0:
+            self._last_ready_s = self._clock()
+        if self.is_serving != self._was_serving:
+            self._was_serving = self.is_serving
+            self.serving_changed.set()
+
+    def _note_idle(self) -> None:
+        if self._live or self._idle.is_set():
+            return
+        if all(not member.in_flight for member in self.registry.members()):
+            self.scheduler.check_invariants()
+            self._idle.set()
+
+    def _report_defect(self) -> None:
+        log.critical(
+            "the engine stops on a defect: %d live requests, counters %s, members %s",
+            len(self._live),
+            dict(self.counters + self.registry.counters),
+            self.registry.members(),
+            exc_info=True,
+        )
