@@ -61,7 +61,7 @@ def bench(
         Path | None, typer.Option("--json", help="write all figures to this file")
     ] = None,
 ) -> None:
-    """Measure throughput and latency, closed loop (--clients) or open loop (--rate)."""
+    """Measure throughput and latency under a seeded load."""
     if shared_words > prompt_words:
         raise CommandError("--shared-words is larger than --prompt-words", EXIT_USAGE)
     if rate is not None and not 0 < rate < float("inf"):

@@ -74,7 +74,7 @@ def chat(
     top_p: TopPOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Talk with the model: /reset, /exit, and Ctrl-C stops an answer."""
+    """Talk with the model in the terminal."""
     target = Server.from_options(server, tls_ca, client_token_file)
     template = inference_pb2.GenerateRequest(
         model=model,

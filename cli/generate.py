@@ -57,7 +57,7 @@ def generate(
         bool, typer.Option("--json", help="print one JSON object instead of text")
     ] = False,
 ) -> None:
-    """Continue a text, or answer a question (--chat); figures go to standard error."""
+    """Continue a text, or answer a question with --chat."""
     text = sys.stdin.read() if prompt == "-" else prompt
     request = inference_pb2.GenerateRequest(
         model=model,
