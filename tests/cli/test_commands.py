@@ -1,0 +1,136 @@
+"""generate, models and bench: what they print, what they send, how they fail."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from cli import connection
+from tests.cli.conftest import Quire
+from tests.cli.fake_server import FakeServer
+
+
+def test_generate_streams_the_text_and_tells_the_figures(server: FakeServer, quire: Quire) -> None:
+    ended = quire("generate", "hello there", "--max-tokens", "4", "--server", server.address)
+    assert ended.code == 0
+    assert ended.out == "w0 w1 w2 w3 \n"
+    assert "4 tokens in" in ended.err and "tokens/s" in ended.err and "MAX_TOKENS" in ended.err
+
+
+def test_generate_sends_only_the_options_that_were_given(server: FakeServer, quire: Quire) -> None:
+    quire("generate", "x", "--seed", "7", "--top-p", "0.5", "--stop", "a", "--stop", "b",
+          "--server", server.address)  # fmt: skip
+    (request,) = server.requests
+    assert request.text == "x"
+    assert request.sampling.seed == 7 and request.sampling.top_p == 0.5
+    assert not request.sampling.HasField("temperature") and not request.sampling.HasField("top_k")
+    assert list(request.stopping.stop_strings) == ["a", "b"]
+    assert not request.stopping.HasField("max_tokens")
+    assert not request.stopping.HasField("ignore_eos")
+
+
+def test_generate_chat_sends_a_conversation(server: FakeServer, quire: Quire) -> None:
+    quire("generate", "--chat", "why?", "--server", server.address)
+    (message,) = server.requests[0].chat.messages
+    assert (message.role, message.content) == ("user", "why?")
+
+
+def test_generate_reads_the_prompt_from_standard_input(
+    server: FakeServer, quire: Quire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    quire("generate", "-", "--server", server.address)
+    assert server.requests[0].text == "from a pipe"
+
+
+def test_generate_json_is_one_object(server: FakeServer, quire: Quire) -> None:
+    ended = quire("generate", "a b", "--max-tokens", "2", "--json", "--server", server.address)
+    figures = json.loads(ended.out)
+    assert figures["text"] == "w0 w1 "
+    assert figures["token_ids"] == [0, 1]
+    assert figures["finish_reason"] == "MAX_TOKENS"
+    assert (figures["num_prompt_tokens"], figures["num_output_tokens"]) == (2, 2)
+
+
+def test_the_token_is_shown_to_the_server(server: FakeServer, quire: Quire, tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("s3cret\n")
+    quire("generate", "x", "--client-token-file", str(token_file), "--server", server.address)
+    assert server.metadata[0]["authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("generate", "bad"), "it is bad"),
+        (("generate", "x", "--model", "other"), "no model 'other' is served"),
+        (("bench", "--model", "other"), "no model 'other' is served"),
+        (("bench", "--prompt-words", "2", "--shared-words", "3"), "--shared-words is larger"),
+        (("bench", "--rate", "0"), "--rate must be"),
+        (("generate", "x", "--client-token-file", "/nonexistent"), "cannot read /nonexistent"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence_and_exit_code_2(
+    server: FakeServer, quire: Quire, arguments: tuple[str, ...], sentence: str
+) -> None:
+    ended = quire(*arguments, "--server", server.address)
+    assert ended.code == 2
+    assert sentence in ended.err and ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("generate", "x"), ("models",), ("chat",), ("bench",)])
+def test_without_a_server_the_sentence_says_how_to_start_one(
+    quire: Quire, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.2)
+    ended = quire(*command, "--server", "127.0.0.1:1")
+    assert ended.code == 1
+    assert "no server answers at 127.0.0.1:1" in ended.err and "quire serve" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "x", "--unknown"),
+        ("generate",),
+        ("nosuch",),
+        ("serve", "--model", "m", "--workers", "0"),
+        ("bench", "--clients", "many"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(quire: Quire, arguments: tuple[str, ...]) -> None:
+    ended = quire(*arguments)
+    assert ended.code == 2 and "Error:" in ended.err
+
+
+def test_models_lists_what_is_served(server: FakeServer, quire: Quire) -> None:
+    assert "parrot" in quire("models", "--server", server.address).out
+    (model,) = json.loads(quire("models", "--json", "--server", server.address).out)
+    assert model["name"] == "parrot" and model["context_length"] == 128
+
+
+@pytest.mark.parametrize("loop", [("--clients", "3"), ("--rate", "500")])
+def test_bench_measures_exactly_the_requests_asked_for(
+    server: FakeServer, quire: Quire, tmp_path: Path, loop: tuple[str, ...]
+) -> None:
+    figures_file = tmp_path / "figures.json"
+    ended = quire("bench", "--requests", "6", "--warmup", "1", "--prompt-words", "5",
+                  "--shared-words", "2", "--max-tokens", "4", *loop, "--json", str(figures_file),
+                  "--server", server.address, "--admin", server.address)  # fmt: skip
+    assert ended.code == 0
+    assert len(server.requests) == 7
+    assert all(request.stopping.ignore_eos for request in server.requests)
+    measured = server.requests[1:]
+    assert len({" ".join(request.text.split()[:2]) for request in measured}) == 1
+    assert len({request.text for request in measured}) == 6
+    figures = json.loads(figures_file.read_text())
+    assert (figures["num_requests"], figures["num_failed"]) == (6, 0)
+    assert figures["num_output_tokens"] == 24 and figures["num_prompt_tokens"] == 30
+    assert figures["ttft_ms"]["p50"] <= figures["ttft_ms"]["p99"] <= figures["request_ms"]["max"]
+    assert figures["scheduler"]["share"] == pytest.approx(0.05)
+    for label in ("tokens/s", "time to first token", "between tokens", "p50", "p99", "scheduling"):
+        assert label in ended.out
