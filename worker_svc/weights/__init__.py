@@ -1,0 +1,1 @@
+"""Reads model files into `kernels.decoder.DecoderWeights`."""

@@ -1,0 +1,70 @@
+"""Measures the rates by which the scheduler weighs recomputing against swapping."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from shared.plan import CacheOp, CacheOpKind, SequenceStart, StepPlan
+from shared.sampling import SamplingParams
+from worker_svc.kv_cache import KvCache
+from worker_svc.model_runner import ModelRunner
+
+PREFILL_TOKENS = 256
+MAX_COPIED_BLOCKS = 64
+COPY_BYTES_PER_S = 1e9
+"""Told when there is no host pool, so that nothing is ever copied."""
+
+
+def prefill_rate(runner: ModelRunner, num_tokens: int) -> float:
+    """Prompt tokens per second of one chunk of `num_tokens`, after a first run to warm up.
+
+    Runs plans on the runner's state, and forgets them.
+    """
+    state = runner.state
+    num_blocks = -(-num_tokens // state.block_size)
+    seconds = 0.0
+    for _ in range(2):
+        start = SequenceStart(
+            handle=0,
+            token_ids=[token % 7 for token in range(num_tokens)],
+            num_prompt_tokens=num_tokens,
+            num_computed_tokens=0,
+            block_table=range(num_blocks),
+            sampling=SamplingParams(temperature=0.0),
+        )
+        plan = StepPlan(
+            step=1,
+            base_step=0,
+            reset=True,
+            starts=[start],
+            chunk_handles=[0],
+            chunk_num_tokens=[num_tokens],
+            chunk_samples=[True],
+        )
+        seconds = runner.execute(plan).execute_s
+    state.reset()
+    return num_tokens / seconds
+
+
+def copy_rate(cache: KvCache) -> float:
+    """Bytes per second from device to host pool, after a first copy that maps the memory."""
+    num_blocks = min(len(cache.device_blocks), len(cache.host_blocks), MAX_COPIED_BLOCKS)
+    if not num_blocks:
+        return COPY_BYTES_PER_S
+    blocks = range(num_blocks)
+    op = CacheOp(0, CacheOpKind.SWAP_OUT, blocks, blocks)
+    seconds = 0.0
+    for _ in range(2):
+        _finish_queued(cache.device_blocks.device)
+        started_s = time.perf_counter()
+        cache.run([op])
+        _finish_queued(cache.device_blocks.device)
+        seconds = time.perf_counter() - started_s
+    return num_blocks * cache.host_blocks[0].nbytes / seconds
+
+
+def _finish_queued(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,178 @@
+"""What a worker remembers of its sequences between steps: arrays, one row a handle.
+
+A plan is a difference to this state. Each change checks itself and raises ProtocolError when the
+plan can't be meant for this state; the state is not to be trusted afterwards, and the worker ends.
+
+    tokens of a row   0 ........ num_computed ........ num_tokens
+                      |-- in the KV cache --|-- known, to compute --|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import ProtocolError
+from shared.plan import SequenceStart, StepPlan
+from worker_svc.sampler import SamplingRows
+
+MAX_HANDLES = 1 << 16
+"""No scheduler keeps so many sequences on one replica; a larger handle is an error."""
+
+Rows = npt.NDArray[np.int64]
+
+
+class RequestState:
+    """Rows of the live sequences. The arrays are read by `input_batch`, and written here alone."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        context_length: int,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int,
+    ) -> None:
+        """`num_rows` is a first guess; the arrays grow with the handles.
+
+        `num_blocks` is the device pool's size, `vocab_size` the number of token ids.
+        """
+        self.step = 0
+        """The last step applied."""
+        self.context_length = context_length
+        self.block_size = block_size
+        self._num_pool_blocks = num_blocks
+        self._vocab_size = vocab_size
+        max_blocks = -(-context_length // block_size)
+        # Pages of these arrays take memory only once they are written.
+        self.tokens = np.zeros((num_rows, context_length + 1), np.int32)
+        self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
+        self.num_blocks = np.zeros(num_rows, np.int64)
+        self.num_tokens = np.zeros(num_rows, np.int64)
+        self.num_prompt_tokens = np.zeros(num_rows, np.int64)
+        self.num_computed = np.zeros(num_rows, np.int64)
+        self.is_live = np.zeros(num_rows, np.bool_)
+        self.is_failed = np.zeros(num_rows, np.bool_)
+        """Failed in an earlier step; the scheduler may not know yet."""
+        self._temperature = np.zeros(num_rows, np.float32)
+        self._top_k = np.zeros(num_rows, np.int64)
+        self._top_p = np.zeros(num_rows, np.float32)
+        self._min_p = np.zeros(num_rows, np.float32)
+        self._seed = np.zeros(num_rows, np.uint64)
+        self._sequence_index = np.zeros(num_rows, np.int64)
+
+    def reset(self, step: int = 0) -> None:
+        """Forget every sequence, as after `step`."""
+        self.step = step
+        self.is_live[:] = False
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in what `plan` says of sequences and blocks; its step begins."""
+        if plan.reset:
+            self.reset()
+        for handle in plan.finished_handles:
+            self.rows([handle])
+            self.is_live[handle] = False
+        for start in plan.starts:
+            self._start(start)
+        if plan.append_handles:
+            self._append_blocks(plan.append_handles, plan.append_blocks)
+        self.step = plan.step
+
+    def rows(self, handles: Sequence[int]) -> Rows:
+        """The rows of live `handles`."""
+        rows = np.array(handles, dtype=np.int64)
+        if len(rows) and (
+            rows.min() < 0 or rows.max() >= len(self.is_live) or not self.is_live[rows].all()
+        ):
+            unknown = [h for h in handles if h >= len(self.is_live) or not self.is_live[h]]
+            raise ProtocolError(f"the plan names the unknown sequences {unknown}")
+        return rows
+
+    def advance(self, rows: Rows, num_new_tokens: Rows) -> None:
+        """The step computed so many tokens of `rows`."""
+        self.num_computed[rows] += num_new_tokens
+
+    def append_tokens(self, rows: Rows, token_ids: npt.NDArray[np.int64]) -> None:
+        """Each of `rows` sampled a token."""
+        self.tokens[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
+
+    def sampling_rows(self, rows: Rows) -> SamplingRows:
+        """The parameters of `rows`, whose next token is to be drawn."""
+        return SamplingRows(
+            temperature=self._temperature[rows],
+            top_k=self._top_k[rows],
+            top_p=self._top_p[rows],
+            min_p=self._min_p[rows],
+            seed=self._seed[rows],
+            sequence_index=self._sequence_index[rows],
+            output_position=self.num_tokens[rows] - self.num_prompt_tokens[rows],
+        )
+
+    def _start(self, start: SequenceStart) -> None:
+        handle, num_tokens = start.handle, len(start.token_ids)
+        self._make_room(handle)
+        if self.is_live[handle]:
+            raise ProtocolError(f"the plan starts sequence {handle}, which is there already")
+        if num_tokens > self.context_length:
+            raise ProtocolError(f"sequence {handle} has {num_tokens} tokens, beyond the context")
+        tokens = np.array(start.token_ids, dtype=np.int64)
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            raise ProtocolError(f"sequence {handle} has tokens beyond the vocabulary")
+        blocks = self._checked_blocks(start.block_table)
+        if len(blocks) > self.block_tables.shape[1]:
+            raise ProtocolError(f"sequence {handle} has {len(blocks)} blocks, beyond the context")
+        self.tokens[handle, :num_tokens] = tokens
+        self.block_tables[handle, : len(blocks)] = blocks
+        self.num_blocks[handle] = len(blocks)
+        self.num_tokens[handle] = num_tokens
+        self.num_prompt_tokens[handle] = start.num_prompt_tokens
+        self.num_computed[handle] = start.num_computed_tokens
+        self._temperature[handle] = start.sampling.temperature
+        self._top_k[handle] = start.sampling.top_k
+        self._top_p[handle] = start.sampling.top_p
+        self._min_p[handle] = start.sampling.min_p
+        self._seed[handle] = start.sampling.seed
+        self._sequence_index[handle] = start.sequence_index
+        self.is_failed[handle] = False
+        self.is_live[handle] = True
+
+    def _append_blocks(self, handles: Sequence[int], block_ids: Sequence[int]) -> None:
+        """A handle may come several times; its blocks keep their order."""
+        rows = self.rows(handles)
+        blocks = self._checked_blocks(block_ids)
+        order = np.argsort(rows, kind="stable")
+        rows, blocks = rows[order], blocks[order]
+        nth_of_row = np.arange(len(rows)) - np.searchsorted(rows, rows)
+        columns = self.num_blocks[rows] + nth_of_row
+        if columns.max() >= self.block_tables.shape[1]:
+            raise ProtocolError("the plan appends blocks beyond the context")
+        self.block_tables[rows, columns] = blocks
+        np.add.at(self.num_blocks, rows, 1)
+
+    def _checked_blocks(self, block_ids: Sequence[int]) -> Rows:
+        blocks = np.array(block_ids, dtype=np.int64)
+        if len(blocks) and (blocks.min() < 0 or blocks.max() >= self._num_pool_blocks):
+            raise ProtocolError(
+                f"the plan names block {blocks.max()} of a pool of {self._num_pool_blocks}"
+            )
+        return blocks
+
+    def _make_room(self, handle: int) -> None:
+        """Double the arrays until `handle` is a row."""
+        num_rows = len(self.is_live)
+        if handle < num_rows:
+            return
+        if handle >= MAX_HANDLES:
+            raise ProtocolError(f"handle {handle} is beyond the limit of {MAX_HANDLES}")
+        while num_rows <= handle:
+            num_rows *= 2
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                grown = np.zeros((num_rows, *array.shape[1:]), array.dtype)
+                grown[: len(array)] = array
+                setattr(self, name, grown)
