@@ -1,0 +1,71 @@
+"""A pool of blocks: who is in use, how often, and which free one is taken next."""
+
+from __future__ import annotations
+
+
+class BlockPool:
+    """Reference counts and a free list in the order of last use; every operation is O(1).
+
+    The free list is doubly linked through two arrays, with a sentinel at index `num_blocks`:
+
+        sentinel <-> taken next: empty or longest unused ... most lately freed <-> sentinel
+
+    A freed block keeps its content until it is taken, which is what the prefix cache lives on.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self._refs = [0] * num_blocks
+        ring = num_blocks + 1
+        self._next = [(block + 1) % ring for block in range(ring)]
+        self._prev = [(block - 1) % ring for block in range(ring)]
+
+    def ref_count(self, block: int) -> int:
+        """How many tables and pending operations hold `block`; 0 is free."""
+        return self._refs[block]
+
+    def take(self) -> int:
+        """The free block whose content is worth least, with one reference."""
+        assert self.num_free > 0, "no free block: check num_free first"
+        block = self._next[self.num_blocks]
+        self._unlink(block)
+        self._refs[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more reference; a free block leaves the free list with its content."""
+        if self._refs[block] == 0:
+            self._unlink(block)
+        self._refs[block] += 1
+
+    def release(self, block: int, *, keep_content: bool) -> None:
+        """One reference less; the last one frees it, to be taken last if its content is worth
+        keeping, else first. Releasing a free block is a defect and raises."""
+        assert self._refs[block] > 0, f"block {block} is free already"
+        self._refs[block] -= 1
+        if self._refs[block] == 0:
+            sentinel = self.num_blocks
+            self._link(block, self._prev[sentinel] if keep_content else sentinel)
+
+    def free_blocks(self) -> list[int]:
+        """The free list from the block taken next to the one taken last; O(n), for checks."""
+        blocks = []
+        block = self._next[self.num_blocks]
+        while block != self.num_blocks:
+            blocks.append(block)
+            assert len(blocks) <= self.num_blocks, "the free list is a loop"
+            block = self._next[block]
+        return blocks
+
+    def _link(self, block: int, after: int) -> None:
+        before = self._next[after]
+        self._next[after] = self._prev[before] = block
+        self._prev[block], self._next[block] = after, before
+        self.num_free += 1
+
+    def _unlink(self, block: int) -> None:
+        after, before = self._prev[block], self._next[block]
+        self._next[after] = before
+        self._prev[before] = after
+        self.num_free -= 1

@@ -1,0 +1,95 @@
+"""Which replica a waiting sequence goes to, where several could take it.
+
+The waiting queue is global and each replica takes from it when it is scheduled. Cost in tokens:
+
+    prompt tokens that no cache there holds + tokens planned there already + load of its decodes
+
+A replica takes a sequence unless another with a seat and blocks has it cheaper; then it notes the
+sequence there and looks at the next, so that one call sees the load as it will be, and two idle
+replicas share a burst evenly. A sequence left to others MAX_DEFERRALS times is taken by any, so
+that a replica which doesn't come round can't hold it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Sequence
+
+DECODE_LOAD_TOKENS = 64
+"""What one running sequence adds to the cost, in prompt tokens."""
+MAX_DEFERRALS = 4
+
+
+def may_take(replica: Replica, seq: Sequence, replicas: Iterable[Replica]) -> bool:
+    """Whether `replica` could ever run `seq`. A draining one takes back what has started, if no
+    other can."""
+    num_tokens = len(seq.token_ids)
+    if not replica.can_ever_hold(num_tokens):
+        return False
+    if not replica.is_draining:
+        return True
+    return seq.request.is_started and not any(
+        other.can_ever_hold(num_tokens) for other in replicas if not other.is_draining
+    )
+
+
+def _load(replica: Replica) -> int:
+    return replica.table.prefill_backlog + DECODE_LOAD_TOKENS * replica.num_running
+
+
+@dataclass(slots=True)
+class _Peer:
+    replica: Replica
+    load: int
+    num_seats: int
+    num_blocks: int
+
+
+class Placement:
+    """Compares one replica with its peers over one planning of a step."""
+
+    def __init__(self, here: Replica, replicas: Iterable[Replica]) -> None:
+        self._here = here
+        self._peers = [
+            _Peer(
+                replica,
+                _load(replica),
+                replica.max_num_seqs - replica.num_running,
+                replica.kv.pool.num_free,
+            )
+            for replica in replicas
+            if replica is not here and not replica.is_draining
+        ]
+
+    def is_best_here(self, seq: Sequence, num_uncached: int) -> bool:
+        """Whether the planning replica, where `num_uncached` tokens are left to compute, takes
+        `seq`; otherwise it is noted as another's load."""
+        if self._here.is_draining or seq.num_deferrals >= MAX_DEFERRALS or not self._peers:
+            return True
+        here_cost = num_uncached + _load(self._here)
+        costs = [
+            (uncached + peer.load, number, uncached)
+            for number, peer in enumerate(self._peers)
+            if (uncached := self._uncached_at(peer, seq)) is not None
+        ]
+        if not costs or here_cost <= min(costs)[0]:
+            return True
+        _, number, uncached = min(costs)
+        peer = self._peers[number]
+        peer.load += uncached + DECODE_LOAD_TOKENS
+        peer.num_seats -= 1
+        peer.num_blocks -= peer.replica.kv.num_blocks_for(len(seq.token_ids))
+        seq.num_deferrals += 1
+        return False
+
+    @staticmethod
+    def _uncached_at(peer: _Peer, seq: Sequence) -> int | None:
+        """Tokens that `seq` would compute there; None if there is no room for it now."""
+        kv = peer.replica.kv
+        num_tokens = len(seq.token_ids)
+        if peer.num_seats <= 0 or kv.num_blocks_for(num_tokens) > peer.num_blocks:
+            return None
+        return num_tokens - kv.find_prefix(seq).num_tokens

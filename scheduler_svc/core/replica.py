@@ -1,0 +1,204 @@
+"""One replica as the scheduler sees it: what runs there, what it holds, what is on its way."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.kv_cache_manager import KVCacheManager, PrefixMatch
+from scheduler_svc.core.messages import ReplicaCapacity
+from scheduler_svc.core.prefix_index import BlockHasher
+from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.sequence_table import Ints, SequenceTable
+from scheduler_svc.core.states import SequenceState
+from shared.ids import ReplicaId
+
+MAX_PLANS_IN_FLIGHT = 2
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """A plan in flight: what its result must fit, and what waits for it.
+
+    A row is still the plan's own while its generation is the one noted here.
+    """
+
+    step: int
+    sample_rows: Ints  # rows that sample, in the plan's order
+    sample_generations: Ints
+    chunk_rows: list[int]
+    chunk_generations: list[int]
+    chunk_ends: list[int]
+    """Tokens computed after this step, for each of chunk_rows."""
+    blocks: list[list[int]] = field(default_factory=list)
+    """Tables whose references are dropped when the result is back."""
+    host_blocks: list[list[int]] = field(default_factory=list)
+    """The same for host blocks."""
+    swapped: dict[int, Sequence] = field(default_factory=dict)
+    """Rows that this plan computes and a later one copies out; their failure must be heard."""
+
+
+class Replica:
+    """Mutable state of one membership. Handles are rows of `table`.
+
+    A row that leaves is named in the next plan's finished handles, and is free after that plan.
+    There are twice as many rows as sequences may run, so that none waits for that.
+    """
+
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        capacity: ReplicaCapacity,
+        config: SchedulerConfig,
+        hasher: BlockHasher,
+    ) -> None:
+        self.id = replica_id
+        self.capacity = capacity
+        self.token_budget = min(capacity.max_num_batched_tokens, config.max_num_batched_tokens)
+        self.max_num_seqs = min(capacity.max_num_seqs, config.max_num_seqs, self.token_budget)
+        self.kv = KVCacheManager(
+            capacity.num_device_blocks,
+            capacity.num_host_blocks,
+            capacity.block_size,
+            hasher,
+            enable_prefix_cache=config.enable_prefix_cache,
+        )
+        self.table = SequenceTable(2 * self.max_num_seqs, capacity.block_size)
+        self.swapped: list[Sequence] = []
+        self.in_flight: deque[StepRecord] = deque()
+        self.last_step = 0
+        self.base_step = 0
+        self.must_reset = False
+        self.is_draining = False
+        self.num_deferred_blocks = 0
+        """Blocks that become free when the plans in flight are back."""
+        self.retiring: list[int] = []
+        """Handles that the next plan finishes."""
+        self._free_rows = list(range(self.table.limit.size))
+        self._next_op_id = 1
+
+    # -- what fits ----------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return self.table.num_active
+
+    @property
+    def has_seat(self) -> bool:
+        return self.num_running < self.max_num_seqs and bool(self._free_rows)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs, is swapped or on its way."""
+        return not (self.num_running or self.swapped or self.in_flight)
+
+    def can_ever_hold(self, num_tokens: int) -> bool:
+        """Whether a sequence of so many known tokens could compute them alone in the pool."""
+        return num_tokens <= self.kv.num_pool_tokens
+
+    def limit_of(self, seq: Sequence) -> int:
+        """Most tokens that `seq` can come to here: its own limit, or the whole pool computed and
+        one more sampled."""
+        own = seq.num_prompt_tokens + seq.request.new.max_tokens
+        return min(own, self.kv.num_pool_tokens + 1)
+
+    # -- ways in and out ----------------------------------------------------------------------
+
+    def start(self, seq: Sequence, match: PrefixMatch) -> None:
+        """Run `seq` from the blocks of `match`; there must be a seat and blocks."""
+        self.kv.start(seq, match)
+        seq.go(SequenceState.RUNNING)
+        seq.replica = self.id
+        seq.row = heapq.heappop(self._free_rows)
+        seq.num_deferrals = 0
+        self.table.add(seq, seq.row, match.num_tokens, self.limit_of(seq))
+
+    def leave(
+        self, seq: Sequence, state: SequenceState, last_record: StepRecord | None = None
+    ) -> None:
+        """A running sequence goes to `state`; its blocks are free once the last plan that names
+        them is back: `last_record`, or the last in flight that computes its row."""
+        seq.go(state)
+        row, blocks = seq.row, seq.block_table
+        self.table.remove(row)
+        self.retiring.append(row)
+        seq.replica, seq.row, seq.block_table = None, -1, []
+        record = last_record or self.record_of(int(self.table.last_step[row]))
+        if record is None:
+            self.kv.free(blocks)
+        else:
+            self.defer(record, blocks)
+
+    def leave_swapped(self, seq: Sequence, state: SequenceState) -> None:
+        """A swapped sequence goes to `state` without its host blocks."""
+        seq.go(state)
+        self.swapped.remove(seq)
+        seq.replica = None
+        record = self.record_of(seq.swap_step)
+        if record is None:
+            self.kv.free_host(seq.host_blocks)
+        else:
+            record.host_blocks.append(seq.host_blocks)
+        seq.host_blocks = []
+
+    def void(self, at_step: int) -> list[Sequence]:
+        """The worker forgets everything after `at_step`: no plan is in flight any more, and every
+        sequence goes back to waiting. Gives these; published blocks stay."""
+        while self.in_flight:
+            self.settle(self.in_flight.popleft())
+        returned = [*self.table, *self.swapped]
+        for seq in list(self.table):
+            self.leave(seq, SequenceState.WAITING)
+        for seq in list(self.swapped):
+            self.leave_swapped(seq, SequenceState.WAITING)
+        self.retiring.clear()
+        self._free_rows = list(range(self.table.limit.size))
+        self.base_step = at_step
+        self.must_reset = True
+        return returned
+
+    # -- plans --------------------------------------------------------------------------------
+
+    def record_of(self, step: int) -> StepRecord | None:
+        """The plan of `step`, if it is in flight."""
+        return next((record for record in self.in_flight if record.step == step), None)
+
+    def defer(self, record: StepRecord, blocks: list[int]) -> None:
+        """Drop the references of `blocks` when the plan of `record` is back."""
+        record.blocks.append(blocks)
+        self.num_deferred_blocks += len(blocks)
+
+    def enter(self, record: StepRecord) -> None:
+        """The plan of `record` is made."""
+        self.in_flight.append(record)
+        self.last_step = self.base_step = record.step
+        self.must_reset = False
+
+    def settle(self, record: StepRecord) -> None:
+        """A plan is back, or void: what waited for it is freed."""
+        for blocks in record.blocks:
+            self.num_deferred_blocks -= len(blocks)
+            self.kv.free(blocks)
+        for blocks in record.host_blocks:
+            self.kv.free_host(blocks)
+
+    def retire_handles(self) -> list[int]:
+        """The handles that the plan being made finishes; free for the plans after it."""
+        handles, self.retiring = self.retiring, []
+        return handles
+
+    def free_handles(self, handles: list[int]) -> None:
+        """The plan that finishes `handles` is made."""
+        for handle in handles:
+            heapq.heappush(self._free_rows, handle)
+
+    def free_handle_list(self) -> list[int]:
+        """The free handles in no order; for checks."""
+        return list(self._free_rows)
+
+    def next_op_id(self) -> int:
+        op_id = self._next_op_id
+        self._next_op_id += 1
+        return op_id

@@ -1,0 +1,111 @@
+"""What the scheduler knows of a request and of each of its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.messages import NewRequest, SequenceRef
+from scheduler_svc.core.policy import OrderKey
+from scheduler_svc.core.prefix_index import Parent
+from scheduler_svc.core.states import SequenceState, check_transition
+from shared.ids import ReplicaId, RequestId
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A client's request: its fixed part, and what all its sequences share."""
+
+    new: NewRequest
+    arrival_s: float
+    arrival_number: int
+    deadline_s: float | None
+    """The time until which it must have started."""
+    sequences: list[Sequence] = field(default_factory=list)
+    is_started: bool = False
+    num_held: int = 0
+    """Sequences behind the first one that wait for it to compute the prompt they share."""
+    num_losses: int = 0
+    """Replicas lost while it ran there."""
+
+    @property
+    def id(self) -> RequestId:
+        return self.new.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.new.prompt_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(seq.state is SequenceState.FINISHED for seq in self.sequences)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request.
+
+    While it runs, its newest tokens are in its row of the replica's SequenceTable and come over
+    block by block; in every other state `token_ids` is complete.
+    """
+
+    request: Request
+    index: int
+    key: OrderKey
+    ref: SequenceRef
+    token_ids: list[int]
+    """The prompt, then what was generated."""
+    state: SequenceState = SequenceState.WAITING
+    replica: ReplicaId | None = None
+    """Where it is RUNNING or SWAPPED."""
+    row: int = -1
+    """While RUNNING: its handle and row there."""
+    block_table: list[int] = field(default_factory=list)
+    """While RUNNING: device blocks, one reference each."""
+    host_blocks: list[int] = field(default_factory=list)
+    """While SWAPPED: host blocks."""
+    num_swapped_tokens: int = 0
+    """While SWAPPED: tokens whose keys and values the host blocks hold."""
+    swap_step: int = 0
+    """While SWAPPED: the step that copies to the host blocks."""
+    num_published_blocks: int = 0
+    """Leading blocks of the table that were offered to the prefix index."""
+    parent: Parent = b""
+    """What the next published block comes after."""
+    digests: list[bytes] = field(default_factory=list)
+    """Digests of the leading blocks, as far as they were needed."""
+    digest_block_size: int = 0
+    num_preemptions: int = 0
+    num_deferrals: int = 0
+    """How often a replica left it to another one since it began to wait."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.request.num_prompt_tokens
+
+    @property
+    def salt(self) -> bytes:
+        """What its first block comes after in a prefix index."""
+        return self.request.new.cache_salt
+
+    @property
+    def is_running(self) -> bool:
+        return self.state is SequenceState.RUNNING
+
+    def go(self, state: SequenceState) -> None:
+        """Change state; raises IllegalTransition when the table of states has no such way."""
+        check_transition(self.state, state)
+        self.state = state
+
+
+def make_request(
+    new: NewRequest, now: float, arrival_number: int, keys: SequenceOf[OrderKey]
+) -> Request:
+    """A request that arrives now, with one waiting sequence for each key."""
+    timeout_s = new.queue_timeout_s
+    request = Request(new, now, arrival_number, None if timeout_s is None else now + timeout_s)
+    for index, key in enumerate(keys):
+        ref = SequenceRef(new.request_id, index)
+        request.sequences.append(Sequence(request, index, key, ref, list(new.prompt_token_ids)))
+    request.num_held = len(keys) - 1
+    return request

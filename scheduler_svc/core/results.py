@@ -1,0 +1,141 @@
+"""Takes a step's result: checks it against its plan, then gives tokens to their sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_svc.core.messages import FinishReason, SequenceRef
+from scheduler_svc.core.replica import Replica, StepRecord
+from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.sequence_table import Bools, Ints
+from shared.errors import ProtocolError
+from shared.plan import StepResult
+
+
+@dataclass(slots=True)
+class Ending:
+    """A sequence that has its last token."""
+
+    seq: Sequence
+    reason: FinishReason
+    stop_token_id: int | None
+    num_output_tokens: int
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a step gave to sequences that still run."""
+
+    refs: SequenceOf[SequenceRef] = ()
+    token_ids: SequenceOf[int] = ()
+    """A token for each of `refs`, without end-of-sequence and stop tokens."""
+    endings: list[Ending] = field(default_factory=list)
+
+
+def check_result(replica: Replica, result: StepResult) -> StepRecord:
+    """The record of the plan that `result` answers. Raises ProtocolError, with nothing changed,
+    unless it answers the oldest plan in flight, and that completely."""
+    if not replica.in_flight or replica.in_flight[0].step != result.step:
+        expected = [record.step for record in replica.in_flight]
+        raise ProtocolError(f"a result of step {result.step} came; in flight are {expected}")
+    record = replica.in_flight[0]
+    if len(result.handles) != len(result.token_ids):
+        raise ProtocolError("a result's handles and tokens differ in number")
+    if min(result.token_ids, default=0) < 0:
+        raise ProtocolError("a sampled token id is negative")
+    planned = record.sample_rows
+    if result.failures:
+        failed = [failure.handle for failure in result.failures]
+        known = {*planned.tolist(), *record.chunk_rows}
+        if len(set(failed)) != len(failed) or not known.issuperset(failed):
+            raise ProtocolError("a failure names a sequence that its step didn't compute")
+        planned = planned[~np.isin(planned, failed)]
+    if not np.array_equal(planned, np.asarray(result.handles)):
+        raise ProtocolError(f"the handles of the result of step {result.step} don't fit its plan")
+    return record
+
+
+def failed_sequences(
+    replica: Replica, record: StepRecord, result: StepResult
+) -> list[tuple[Sequence, str]]:
+    """The sequences that the step failed, with what went wrong: those that still hold the row
+    that the plan meant, and those whose half-made cache went to the host pool meanwhile."""
+    generation_of = {
+        **dict(zip(record.sample_rows.tolist(), record.sample_generations.tolist(), strict=True)),
+        **dict(zip(record.chunk_rows, record.chunk_generations, strict=True)),
+    }
+    failed = []
+    for failure in result.failures:
+        row = failure.handle
+        if row in record.swapped:
+            failed.append((record.swapped[row], failure.message))
+        elif replica.table.generation[row] == generation_of[row]:
+            failed.append((replica.table.sequence(row), failure.message))
+    return failed
+
+
+def apply_tokens(replica: Replica, record: StepRecord, result: StepResult) -> StepOutcome:
+    """Publish what the step computed, and give each sequence that still runs its token.
+
+    Failed sequences have left their rows before, so that nothing of theirs is published. Endings
+    still run; what came for sequences that left meanwhile is dropped.
+    """
+    table = replica.table
+    rows = record.sample_rows
+    generations = record.sample_generations
+    if result.failures:
+        answered = ~np.isin(rows, [failure.handle for failure in result.failures])
+        rows, generations = rows[answered], generations[answered]
+    token_ids = np.array(result.token_ids, np.int64)
+    is_own = table.generation[rows] == generations
+    if not is_own.all():
+        rows, token_ids = rows[is_own], token_ids[is_own]
+    _publish_chunks(replica, record)
+    at = table.num_tokens[rows]
+    # A token that opens a block shows that the block before it is computed and known.
+    for row in rows[at % table.block_size == 0].tolist():
+        table.flush(row)
+        replica.kv.publish(table.sequence(row), len(table.sequence(row).token_ids))
+    table.append_tokens(rows, token_ids)
+    is_stop = (table.stop_ids[rows] == token_ids[:, None]).any(axis=1)
+    is_last = is_stop | (at + 1 >= table.limit[rows])
+    return _outcome(replica, rows, token_ids, is_stop, is_last)
+
+
+def _publish_chunks(replica: Replica, record: StepRecord) -> None:
+    table = replica.table
+    chunks = zip(record.chunk_rows, record.chunk_generations, record.chunk_ends, strict=True)
+    for row, generation, end in chunks:
+        if table.generation[row] == generation:
+            replica.kv.publish(table.sequence(row), end)
+
+
+def _outcome(
+    replica: Replica, rows: Ints, token_ids: Ints, is_stop: Bools, is_last: Bools
+) -> StepOutcome:
+    table = replica.table
+    endings = [
+        _ending(table.sequence(row), token, bool(stop), int(table.num_tokens[row]))
+        for row, token, stop in zip(
+            rows[is_last].tolist(), token_ids[is_last].tolist(), is_stop[is_last], strict=True
+        )
+    ]
+    if endings:
+        rows, token_ids = rows[~is_stop], token_ids[~is_stop]
+    refs = [ref for row in rows.tolist() if (ref := table.refs[row]) is not None]
+    return StepOutcome(refs, token_ids.tolist(), endings)
+
+
+def _ending(seq: Sequence, token: int, is_stop: bool, num_tokens: int) -> Ending:
+    new = seq.request.new
+    num_output_tokens = num_tokens - seq.num_prompt_tokens
+    if is_stop:
+        is_eos = token in new.eos_token_ids
+        reason = FinishReason.EOS if is_eos else FinishReason.STOP_TOKEN
+        return Ending(seq, reason, token, num_output_tokens)
+    is_own_limit = num_output_tokens >= new.max_tokens
+    reason = FinishReason.MAX_TOKENS if is_own_limit else FinishReason.CONTEXT_LIMIT
+    return Ending(seq, reason, None, num_output_tokens)

@@ -1,0 +1,366 @@
+"""The scheduler: events in, instructions out.
+
+It owns every decision of the service and does nothing itself: no clock, no chance, no I/O. Each
+method is one event; it changes state at once and gives what follows from it, as events for the
+clients' streams or as a plan for a replica. A method that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.counters import Counters
+from scheduler_svc.core.invariants import check_scheduler
+from scheduler_svc.core.messages import (
+    Event,
+    FailureKind,
+    NewRequest,
+    ReplicaCapacity,
+    RequestFailed,
+    RequestRecovered,
+    RequestStarted,
+    SequenceFinished,
+    TokensStep,
+)
+from scheduler_svc.core.placement import may_take
+from scheduler_svc.core.planner import StepPlanner
+from scheduler_svc.core.policy import AgedPriority, SchedulingPolicy
+from scheduler_svc.core.prefix_index import BlockHasher
+from scheduler_svc.core.replica import MAX_PLANS_IN_FLIGHT, Replica
+from scheduler_svc.core.request import Request, Sequence, make_request
+from scheduler_svc.core.results import Ending, apply_tokens, check_result, failed_sequences
+from scheduler_svc.core.states import SequenceState
+from scheduler_svc.core.views import ReplicaView, RequestView, view_replica, view_request
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from shared.errors import AlreadyExists, InvalidArgument, ResourceExhausted, Unavailable
+from shared.ids import ReplicaId, RequestId
+from shared.plan import StepPlan, StepResult
+
+
+class Scheduler:
+    """Requests, replicas, and what goes where. Times are seconds of the caller's clock."""
+
+    def __init__(self, config: SchedulerConfig, hash_key: bytes) -> None:
+        """`hash_key` has 1 to 64 secret random bytes, drawn anew at each start."""
+        self.counters = Counters()
+        self._config = config
+        self._policy: SchedulingPolicy = AgedPriority(config.priority_ageing_s)
+        self._hasher = BlockHasher(hash_key)
+        self._requests: dict[RequestId, Request] = {}
+        self._replicas: dict[ReplicaId, Replica] = {}
+        self._waiting = WaitingQueue()
+        self._deadlines: list[tuple[float, int, RequestId]] = []
+        self._num_arrivals = 0
+        self._last_now = 0.0
+        self._without_replica_since: float | None = None
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def submit(self, request: NewRequest, now: float) -> None:
+        """A new request waits.
+
+        Raises AlreadyExists for an id in use, Unavailable without a replica that takes requests,
+        InvalidArgument for what no replica could ever run, ResourceExhausted beyond a queue limit.
+        """
+        self._last_now = now
+        self._check_new(request)
+        self._num_arrivals += 1
+        keys = [
+            self._policy.order_key(request.priority, now, self._num_arrivals, index)
+            for index in range(request.num_sequences)
+        ]
+        entry = make_request(request, now, self._num_arrivals, keys)
+        self._requests[entry.id] = entry
+        self._waiting.add_request(entry)
+        if entry.deadline_s is not None:
+            heapq.heappush(self._deadlines, (entry.deadline_s, entry.arrival_number, entry.id))
+
+    def abort(self, request_id: RequestId) -> None:
+        """Nothing more comes for this request; an unknown id is ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end_request(request)
+
+    def finish_sequence(self, request_id: RequestId, sequence_index: int) -> None:
+        """The caller found the end of a sequence in its text: it ends without an event. What has
+        ended or is unknown is ignored."""
+        request = self._requests.get(request_id)
+        if request is None or not 0 <= sequence_index < len(request.sequences):
+            return
+        self._end_sequence(request.sequences[sequence_index])
+
+    # -- replicas -----------------------------------------------------------------------------
+
+    def replica_joined(self, replica: ReplicaId, capacity: ReplicaCapacity) -> list[Event]:
+        """A replica is ready; its last step is 0 and its caches are empty."""
+        assert replica not in self._replicas, f"replica {replica} is a member already"
+        self._replicas[replica] = Replica(replica, capacity, self._config, self._hasher)
+        return self._replicas_changed()
+
+    def replica_lost(self, replica: ReplicaId) -> list[Event]:
+        """A replica is gone: what ran there waits again with the tokens it has. A request that
+        has run on too many lost replicas fails instead."""
+        lost = self._replicas.pop(replica)
+        ran = {seq.request.id for seq in lost.table}
+        touched = {seq.request.id: seq.request for seq in self._return_all(lost)}
+        events: list[Event] = []
+        for request in sorted(touched.values(), key=lambda request: request.arrival_number):
+            request.num_losses += request.id in ran
+            if request.num_losses >= self._config.max_replica_losses:
+                message = f"it ran on {request.num_losses} workers that were lost"
+                events.append(self._fail(request, FailureKind.REPLICA_LOST_TOO_OFTEN, message))
+            else:
+                self.counters.recoveries += 1
+                events.append(RequestRecovered(request.id))
+        return events + self._replicas_changed()
+
+    def drain_replica(self, replica: ReplicaId) -> list[Event]:
+        """A replica is to leave: it starts nothing new, and what it has goes to replicas that can
+        hold it; the rest ends there."""
+        draining = self._replicas[replica]
+        draining.is_draining = True
+        for seq in [*draining.table, *draining.swapped]:
+            if seq.is_running:
+                num_tokens = int(draining.table.num_tokens[seq.row])
+            else:
+                num_tokens = len(seq.token_ids)
+            if any(other.can_ever_hold(num_tokens) for other in self._usable()):
+                self._return_to_waiting(draining, seq)
+        return self._replicas_changed()
+
+    def is_drained(self, replica: ReplicaId) -> bool:
+        """Whether a draining replica has nothing left to do and to take back."""
+        draining = self._replicas[replica]
+        return (
+            draining.is_draining
+            and draining.is_idle
+            and not any(may_take(draining, seq, self._replicas.values()) for seq in self._waiting)
+        )
+
+    def reset_replica(self, replica: ReplicaId, at_step: int) -> None:
+        """The worker is at `at_step` and did not apply the plans after it: they are void, and
+        what runs there waits again. The next plan gives everything whole, on that base."""
+        for seq in self._replicas[replica].void(at_step):
+            self._waiting.add(seq)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def schedule(self, replica: ReplicaId, now: float) -> tuple[StepPlan | None, list[Event]]:
+        """The next plan for a replica; None when there is nothing to do or two are in flight."""
+        self._last_now = now
+        target = self._replicas[replica]
+        if len(target.in_flight) >= MAX_PLANS_IN_FLIGHT:
+            return None, []
+        planner = StepPlanner(
+            target, list(self._replicas.values()), self._waiting, self._config, self.counters
+        )
+        plan = planner.plan()
+        return plan, [
+            RequestStarted(seq.request.id, replica, num_cached_tokens, now)
+            for seq, num_cached_tokens in planner.started
+        ]
+
+    def apply_result(self, replica: ReplicaId, result: StepResult, now: float) -> list[Event]:
+        """A plan is back. Raises ProtocolError, with nothing changed, when the result does not
+        answer the oldest plan in flight completely."""
+        self._last_now = now
+        source = self._replicas[replica]
+        record = check_result(source, result)
+        source.in_flight.popleft()
+        events: list[Event] = []
+        if result.failures:
+            for seq, message in failed_sequences(source, record, result):
+                if seq.state is not SequenceState.FINISHED:
+                    kind = FailureKind.SEQUENCE_FAILED
+                    events.append(self._fail(seq.request, kind, message))
+        outcome = apply_tokens(source, record, result)
+        if outcome.refs:
+            events.append(TokensStep(outcome.refs, outcome.token_ids))
+        events.extend(self._finish(ending) for ending in outcome.endings)
+        source.settle(record)
+        return events
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Event]:
+        """What is due by time alone: queue timeouts, and the end of the grace without a replica."""
+        self._last_now = now
+        events: list[Event] = []
+        while (deadline_s := self._next_deadline()) is not None and deadline_s <= now:
+            request = self._requests[heapq.heappop(self._deadlines)[2]]
+            message = f"it waited {request.new.queue_timeout_s} s for its turn"
+            events.append(self._fail(request, FailureKind.QUEUE_TIMEOUT, message))
+        grace_end_s = self._grace_end()
+        if grace_end_s is not None and grace_end_s <= now:
+            events += self._fail_stranded()
+        return events
+
+    def next_tick(self) -> float | None:
+        """When tick has something to do; None while that is nothing."""
+        times = [self._next_deadline(), self._grace_end()]
+        return min((time for time in times if time is not None), default=None)
+
+    # -- views --------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that run."""
+        return sum(replica.num_running for replica in self._replicas.values())
+
+    @property
+    def num_swapped(self) -> int:
+        """Sequences in host pools."""
+        return sum(len(replica.swapped) for replica in self._replicas.values())
+
+    def replicas(self) -> list[ReplicaView]:
+        """All replicas, in order of joining."""
+        return [view_replica(replica) for replica in self._replicas.values()]
+
+    def live_requests(self) -> Iterator[RequestView]:
+        """Requests that have not ended, in order of arrival; the scheduler must not change while
+        the iterator is in use."""
+        return (view_request(request, self._replicas) for request in self._requests.values())
+
+    def flush_prefix_cache(self) -> int:
+        """Forget all cached prefixes; gives how many blocks were cached."""
+        return sum(replica.kv.index.clear() for replica in self._replicas.values())
+
+    def check_invariants(self) -> None:
+        """Full check of the state; raises AssertionError. For tests and idle times."""
+        check_scheduler(self._requests, self._replicas, self._waiting)
+
+    # -- admission ----------------------------------------------------------------------------
+
+    def _usable(self) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if not replica.is_draining]
+
+    def _check_new(self, request: NewRequest) -> None:
+        config = self._config
+        num_prompt, count = len(request.prompt_token_ids), request.num_sequences
+        assert num_prompt and count >= 1 and request.max_tokens >= 1, "validated before"
+        if request.request_id in self._requests:
+            raise AlreadyExists(f"a request with id {request.request_id!r} is live")
+        usable = self._usable()
+        if not usable:
+            raise Unavailable("no worker is ready", config.retry_after_s)
+        if not any(replica.can_ever_hold(num_prompt + 1) for replica in usable):
+            most = max(replica.kv.num_pool_tokens for replica in usable) - 1
+            raise InvalidArgument(
+                "prompt", f"it has {num_prompt} tokens; the workers' caches hold at most {most}"
+            )
+        if len(self._waiting) + count > config.max_waiting:
+            raise ResourceExhausted(
+                "max_waiting", f"{len(self._waiting)} sequences wait", config.retry_after_s
+            )
+        if self._waiting.num_tokens + count * num_prompt > config.max_waiting_tokens:
+            raise ResourceExhausted(
+                "max_waiting_tokens",
+                f"{self._waiting.num_tokens} prompt tokens wait",
+                config.retry_after_s,
+            )
+
+    # -- endings ------------------------------------------------------------------------------
+
+    def _finish(self, ending: Ending) -> SequenceFinished:
+        seq = ending.seq
+        self._end_sequence(seq)
+        return SequenceFinished(
+            seq.request.id,
+            seq.index,
+            ending.reason,
+            ending.stop_token_id,
+            ending.num_output_tokens,
+            seq.num_preemptions,
+        )
+
+    def _fail(self, request: Request, kind: FailureKind, message: str) -> RequestFailed:
+        self._end_request(request)
+        return RequestFailed(request.id, kind, message)
+
+    def _end_request(self, request: Request) -> None:
+        for seq in request.sequences:
+            self._end_sequence(seq)
+
+    def _end_sequence(self, seq: Sequence) -> None:
+        """Take a sequence out of wherever it is; the last one takes its request along."""
+        if seq.state is SequenceState.FINISHED:
+            return
+        if seq.state is SequenceState.WAITING:
+            self._waiting.discard(seq)
+            seq.go(SequenceState.FINISHED)
+        else:
+            self._take_off(self._replica_of(seq), seq, SequenceState.FINISHED)
+        if seq.request.is_finished:
+            del self._requests[seq.request.id]
+
+    # -- moves --------------------------------------------------------------------------------
+
+    def _replica_of(self, seq: Sequence) -> Replica:
+        assert seq.replica is not None
+        return self._replicas[seq.replica]
+
+    @staticmethod
+    def _take_off(replica: Replica, seq: Sequence, state: SequenceState) -> None:
+        if seq.is_running:
+            replica.leave(seq, state)
+        else:
+            replica.leave_swapped(seq, state)
+
+    def _return_to_waiting(self, replica: Replica, seq: Sequence) -> None:
+        self._take_off(replica, seq, SequenceState.WAITING)
+        self._waiting.add(seq)
+
+    def _return_all(self, replica: Replica) -> list[Sequence]:
+        sequences = [*replica.table, *replica.swapped]
+        for seq in sequences:
+            self._return_to_waiting(replica, seq)
+        return sequences
+
+    # -- requests that no replica can take ----------------------------------------------------
+
+    def _replicas_changed(self) -> list[Event]:
+        """What waits may have no replica left that can take it."""
+        if self._usable():
+            self._without_replica_since = None
+            return self._fail_stranded()
+        if self._without_replica_since is None:
+            self._without_replica_since = self._last_now
+        return [] if self._config.no_replica_grace_s > 0 else self._fail_stranded()
+
+    def _stranded(self) -> Iterator[Request]:
+        replicas = self._replicas.values()
+        for seq in self._waiting:
+            if not any(may_take(replica, seq, replicas) for replica in replicas):
+                yield seq.request
+
+    def _fail_stranded(self) -> list[Event]:
+        if self._usable():
+            kind, message = FailureKind.TOO_LARGE, "no worker that is left can hold it"
+        else:
+            kind, message = FailureKind.NO_REPLICA, "no worker is left"
+        requests = {request.id: request for request in self._stranded()}
+        return [self._fail(request, kind, message) for request in requests.values()]
+
+    def _grace_end(self) -> float | None:
+        since = self._without_replica_since
+        if since is None or next(self._stranded(), None) is None:
+            return None
+        return since + self._config.no_replica_grace_s
+
+    def _next_deadline(self) -> float | None:
+        """The first deadline of a request that has not started."""
+        while self._deadlines:
+            deadline_s, arrival_number, request_id = self._deadlines[0]
+            request = self._requests.get(request_id)
+            is_due = request is not None and request.arrival_number == arrival_number
+            if is_due and request is not None and not request.is_started:
+                return deadline_s
+            heapq.heappop(self._deadlines)
+        return None

@@ -1,0 +1,118 @@
+"""A step plan while it is being made, and the record that its result is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scheduler_svc.core.replica import StepRecord
+from scheduler_svc.core.sequence_table import Ints, SequenceTable
+from shared.plan import CacheOp, CacheOpKind, SequenceStart, StepPlan
+
+_NO_ROWS: Ints = np.empty(0, np.int64)
+
+
+class StepDraft:
+    """Collects what a step does beside the steady decodes, which stay an array of rows."""
+
+    def __init__(self, step: int) -> None:
+        self.record = StepRecord(step, _NO_ROWS, _NO_ROWS, [], [], [])
+        self.start_rows: set[int] = set()
+        self._starts: list[SequenceStart] = []
+        self._append_rows: list[int] = []
+        self._append_blocks: list[int] = []
+        self._moves: dict[CacheOpKind, tuple[list[int], list[int]]] = {}
+        self._single_rows: list[int] = []  # one token each, sampled: decodes for the worker
+        self._chunk_rows: list[int] = []
+        self._chunk_sizes: list[int] = []
+        self._chunk_samples: list[bool] = []
+        self._sampled_rows: list[int] = []  # those of _chunk_rows that sample
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the step computes or moves anything beside steady decodes."""
+        return bool(self.record.chunk_rows or self._moves)
+
+    def append(self, row: int, block: int) -> None:
+        """The sequence of `row` gets `block` at the end of its table."""
+        self._append_rows.append(row)
+        self._append_blocks.append(block)
+
+    def start(self, start: SequenceStart) -> None:
+        self._starts.append(start)
+        self.start_rows.add(start.handle)
+
+    def compute(self, row: int, end: int, num_new: int, *, samples: bool) -> None:
+        """The sequence of `row` computes `num_new` tokens up to its first `end`."""
+        self.record.chunk_rows.append(row)
+        self.record.chunk_ends.append(end)
+        if samples and num_new == 1:
+            self._single_rows.append(row)
+            return
+        self._chunk_rows.append(row)
+        self._chunk_sizes.append(num_new)
+        self._chunk_samples.append(samples)
+        if samples:
+            self._sampled_rows.append(row)
+
+    def swap_out(self, device_blocks: list[int], host_blocks: list[int]) -> None:
+        self._move(CacheOpKind.SWAP_OUT, device_blocks, host_blocks)
+
+    def swap_in(self, host_blocks: list[int], device_blocks: list[int]) -> None:
+        self._move(CacheOpKind.SWAP_IN, host_blocks, device_blocks)
+
+    def copy(self, source: int, target: int) -> None:
+        self._move(CacheOpKind.COPY, [source], [target])
+
+    def _move(self, kind: CacheOpKind, sources: list[int], targets: list[int]) -> None:
+        all_sources, all_targets = self._moves.setdefault(kind, ([], []))
+        all_sources += sources
+        all_targets += targets
+
+    def finish(
+        self,
+        decode_rows: Ints,
+        *,
+        base_step: int,
+        reset: bool,
+        finished_handles: list[int],
+        next_op_id: Callable[[], int],
+    ) -> StepPlan:
+        """The plan. Copies out come before copies in, and copies on the device come last."""
+        order = (CacheOpKind.SWAP_OUT, CacheOpKind.SWAP_IN, CacheOpKind.COPY)
+        return StepPlan(
+            step=self.record.step,
+            base_step=base_step,
+            reset=reset,
+            finished_handles=finished_handles,
+            starts=self._starts,
+            append_handles=self._append_rows,
+            append_blocks=self._append_blocks,
+            cache_ops=[
+                CacheOp(next_op_id(), kind, *self._moves[kind])
+                for kind in order
+                if kind in self._moves
+            ],
+            decode_handles=decode_rows.tolist() + self._single_rows,
+            chunk_handles=self._chunk_rows,
+            chunk_num_tokens=self._chunk_sizes,
+            chunk_samples=self._chunk_samples,
+        )
+
+    def fill_record(self, decode_rows: Ints, table: SequenceTable) -> None:
+        """Note what the plan computes and samples, and count it in the rows of `table`."""
+        record = self.record
+        table.num_computed[decode_rows] += 1
+        for row, end in zip(record.chunk_rows, record.chunk_ends, strict=True):
+            table.num_computed[row] = end
+            table.last_step[row] = record.step
+            record.chunk_generations.append(int(table.generation[row]))
+        sampled = self._single_rows + self._sampled_rows
+        rows = (
+            np.concatenate((decode_rows, np.array(sampled, np.int64))) if sampled else decode_rows
+        )
+        table.num_total[rows] += 1
+        table.last_step[rows] = record.step
+        record.sample_rows = rows
+        record.sample_generations = table.generation[rows]

@@ -1,0 +1,124 @@
+"""A worker that applies plans as a real one does, on blocks whose slots hold prefix states.
+
+It trusts nothing: a plan that names an unknown handle, reads an unwritten slot or writes outside
+a table is an AssertionError. A wrong block, a lost or a doubled token changes what it reads, and
+so the tokens it draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.plan import CacheOpKind, SequenceFailure, SequenceStart, StepPlan, StepResult
+from tests.sim.model import ROOT, draw, extend
+
+
+@dataclass(slots=True)
+class WorkerSequence:
+    """A sequence as the worker keeps it."""
+
+    token_ids: list[int]
+    num_computed: int
+    block_table: list[int]
+    seed: int
+    index: int
+
+
+class SimWorker:
+    """Blocks and sequences of one replica; `step` is the last one applied."""
+
+    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.step = 0
+        self.sequences: dict[int, WorkerSequence] = {}
+        self._broken: set[int] = set()
+        self._device = self._empty(num_blocks)
+        self._host = self._empty(num_host_blocks)
+
+    def _empty(self, num_blocks: int) -> list[list[int | None]]:
+        return [[None] * self.block_size for _ in range(num_blocks)]
+
+    def apply(self, plan: StepPlan, failing: frozenset[int] = frozenset()) -> StepResult:
+        """Runs a plan whose base is this worker's step; `failing` handles fail in it, and in every
+        plan after it until they leave."""
+        assert plan.base_step == self.step, "a plan on another base"
+        self.step = plan.step
+        self._enter(plan)
+        for op in plan.cache_ops:
+            self._move(op.kind, list(op.source_blocks), list(op.target_blocks))
+        rows = [*plan.decode_handles, *plan.chunk_handles]
+        assert len(set(rows)) == len(rows), "a sequence is twice in a plan"
+        work = [(handle, 1, True) for handle in plan.decode_handles]
+        work += zip(plan.chunk_handles, plan.chunk_num_tokens, plan.chunk_samples, strict=True)
+        self._broken |= failing
+        failed = [handle for handle, _, _ in work if handle in self._broken]
+        sampled = [
+            (handle, self._compute(handle, num_new, samples))
+            for handle, num_new, samples in work
+            if handle not in self._broken
+        ]
+        drawn = [(handle, token) for handle, token in sampled if token is not None]
+        return StepResult(
+            step=plan.step,
+            handles=tuple(handle for handle, _ in drawn),
+            token_ids=tuple(token for _, token in drawn),
+            failures=tuple(SequenceFailure(handle, "it failed") for handle in failed),
+        )
+
+    def _enter(self, plan: StepPlan) -> None:
+        if plan.reset:
+            self.sequences.clear()
+            self._broken.clear()
+        for handle in plan.finished_handles:
+            del self.sequences[handle]
+            self._broken.discard(handle)
+        for start in plan.starts:
+            assert start.handle not in self.sequences, "a handle is given twice"
+            self.sequences[start.handle] = self._start(start)
+        for handle, block in zip(plan.append_handles, plan.append_blocks, strict=True):
+            self.sequences[handle].block_table.append(block)
+
+    def _start(self, start: SequenceStart) -> WorkerSequence:
+        assert 0 <= start.num_computed_tokens < len(start.token_ids)
+        return WorkerSequence(
+            list(start.token_ids),
+            start.num_computed_tokens,
+            list(start.block_table),
+            start.sampling.seed,
+            start.sequence_index,
+        )
+
+    def _move(self, kind: CacheOpKind, sources: list[int], targets: list[int]) -> None:
+        assert len(set(targets)) == len(targets) == len(sources)
+        source_pool = self._host if kind is CacheOpKind.SWAP_IN else self._device
+        target_pool = self._host if kind is CacheOpKind.SWAP_OUT else self._device
+        assert source_pool is not target_pool or not set(sources) & set(targets)
+        for source, target in zip(sources, targets, strict=True):
+            target_pool[target] = list(source_pool[source])
+
+    def _compute(self, handle: int, num_new: int, samples: bool) -> int | None:
+        """Fill the slots of `num_new` tokens; the next token if the step samples it."""
+        seq = self.sequences[handle]
+        for position in range(seq.num_computed, seq.num_computed + num_new):
+            block = self._device[seq.block_table[position // self.block_size]]
+            block[position % self.block_size] = extend(
+                self._read(seq, position - 1), seq.token_ids[position]
+            )
+        seq.num_computed += num_new
+        if not samples:
+            assert seq.num_computed < len(seq.token_ids)
+            return None
+        assert seq.num_computed == len(seq.token_ids), "a sample before the last token"
+        ends = range(self.block_size - 1, seq.num_computed - 1, self.block_size)
+        states = [self._read(seq, position) for position in (*ends, seq.num_computed - 1)]
+        token = draw(states, seq.seed, seq.index, len(seq.token_ids))
+        seq.token_ids.append(token)
+        return token
+
+    def _read(self, seq: WorkerSequence, position: int) -> int:
+        if position < 0:
+            return ROOT
+        block = self._device[seq.block_table[position // self.block_size]]
+        state = block[position % self.block_size]
+        assert state is not None, "a slot is read that nobody wrote"
+        return state
