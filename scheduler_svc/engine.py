@@ -15,22 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from scheduler_svc.core.messages import (
-    Event,
-    RequestEvent,
-    RequestFailed,
-    SequenceFinished,
-    TokensAppended,
-    TokensStep,
-)
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.inbox import Abort, Frame, Message, RequestSink, StopSequence, Submit
+from scheduler_svc.inbox import Abort, Frame, Message, StopSequence, Submit
+from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.membership import (
     Member,
     StateMismatch,
@@ -41,7 +32,7 @@ from scheduler_svc.membership import (
     WorkerState,
 )
 from scheduler_svc.workers import WorkerRegistry
-from shared.errors import Aborted, AlreadyExists, NotFound, ProtocolError, QuireError, Unavailable
+from shared.errors import AlreadyExists, NotFound, ProtocolError, QuireError, Unavailable
 from shared.ids import ReplicaId, RequestId
 from shared.transport import PeerGone, RouterLink
 
@@ -49,12 +40,6 @@ log = logging.getLogger(__name__)
 
 MAX_PLANS_IN_FLIGHT = 2
 RETRY_AFTER_S = 1.0
-
-
-@dataclass(slots=True)
-class _LiveRequest:
-    sink: RequestSink
-    num_open_sequences: int
 
 
 class Engine:
@@ -66,7 +51,6 @@ class Engine:
         registry: WorkerRegistry,
         link: RouterLink,
         *,
-        no_replica_grace_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -75,14 +59,12 @@ class Engine:
         self.counters: Counter[str] = Counter()
         self.serving_changed = asyncio.Event()
         """Set when `is_serving` may have changed; whoever watches clears it."""
-        self._no_replica_grace_s = no_replica_grace_s
         self._clock = clock
         self._inbox: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._live: dict[RequestId, _LiveRequest] = {}
-        self._last_ready_s = float("-inf")
+        self._live = LiveRequests(scheduler, self.counters)
         self._is_paused = False
         self._is_closing = False
         self._was_serving = False
@@ -123,9 +105,8 @@ class Engine:
         """Ends a request on an operator's word; NotFound when it does not live."""
         if request_id not in self._live:
             raise NotFound(f"there is no request named {request_id!r}")
-        now = self._clock()
         self.counters["requests_cancelled"] += 1
-        self._dispatch(self.scheduler.cancel(request_id), now)
+        self._live.cancel(request_id, self._clock())
         self._wake.set()
 
     def drain_worker(self, worker_id: str) -> None:
@@ -164,8 +145,7 @@ class Engine:
 
     def fail_all(self, error: QuireError) -> None:
         """Ends every live request with `error`."""
-        for request_id in list(self._live):
-            self._end(request_id, error)
+        self._live.end_all(error)
         self._wake.set()
 
     def drain_all(self) -> None:
@@ -203,7 +183,7 @@ class Engine:
         self._take_messages()
         now = self._clock()
         self._take_worker_events(self.registry.sweep(now), now)
-        self._dispatch(self.scheduler.tick(now), now)
+        self._live.dispatch(self.scheduler.tick(now), now)
         # Streams that found a stop string have posted it by now: no token more is planned for them.
         self._take_messages()
         self._plan(self._clock())
@@ -222,14 +202,9 @@ class Engine:
                 case Submit():
                     self._submit(message, now)
                 case Abort(request_id, sink):
-                    live = self._live.get(request_id)
-                    if live is not None and live.sink is sink:
-                        self.counters["requests_aborted"] += 1
-                        self._end(request_id, None)
+                    self._live.abandon(request_id, sink)
                 case StopSequence(request_id, sequence_index):
-                    if request_id in self._live:
-                        events_ = self.scheduler.finish_sequence(request_id, sequence_index)
-                        self._dispatch(events_, now)
+                    self._live.stop(request_id, sequence_index, now)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -237,71 +212,22 @@ class Engine:
         request = message.request
         self.counters["requests"] += 1
         try:
-            self._check_open(now)
+            self._check_open()
             if request.request_id in self._live:
                 raise AlreadyExists(f"a request named {request.request_id!r} is running")
-            events = self.scheduler.submit(request, now)
+            self.scheduler.submit(request, now)
         except QuireError as error:
             self.counters["requests_refused"] += 1
             message.sink.fail(error)
             return
-        self._live[request.request_id] = _LiveRequest(message.sink, request.num_sequences)
+        self._live.add(request, message.sink)
         self._idle.clear()
-        self._dispatch(events, now)
 
-    def _check_open(self, now: float) -> None:
+    def _check_open(self) -> None:
         if self._is_closing:
             raise Unavailable("the server is shutting down", RETRY_AFTER_S)
         if self._is_paused:
             raise Unavailable("admission is paused by the operator", RETRY_AFTER_S)
-        if self.registry.num_ready > 0:
-            return
-        if now - self._last_ready_s >= self._no_replica_grace_s:
-            raise Unavailable("no worker is ready", RETRY_AFTER_S)
-
-    def _end(self, request_id: RequestId, error: QuireError | None) -> None:
-        """Takes a live request out of the core; its sink hears the error, if there is one."""
-        live = self._live.pop(request_id)
-        self.scheduler.abort(request_id)
-        if error is not None:
-            live.sink.fail(error)
-
-    def _dispatch(self, events: Iterable[Event], now: float) -> None:
-        """Hands events to their sinks."""
-        for event in events:
-            if isinstance(event, TokensStep):
-                for (request_id, index), token_id in zip(
-                    event.sequences, event.token_ids, strict=True
-                ):
-                    self._deliver(TokensAppended(request_id, index, (token_id,)), now)
-            else:
-                self._deliver(event, now)
-
-    def _deliver(self, event: RequestEvent, now: float) -> None:
-        """Hands an event to its sink; a sink's error ends its own request alone."""
-        live = self._live.get(event.request_id)
-        if live is None:
-            return  # aborted in this turn
-        try:
-            live.sink.deliver(event, now)
-        except Exception:
-            log_id = secrets.token_hex(8)
-            log.exception("request %r broke its stream; log id %s", event.request_id, log_id)
-            self.counters["requests_broken"] += 1
-            error = Aborted(f"the request failed inside the server; log id {log_id}")
-            self._end(event.request_id, error)
-            return
-        if isinstance(event, SequenceFinished):
-            live.num_open_sequences -= 1
-        if isinstance(event, RequestFailed) or live.num_open_sequences == 0:
-            self._count_end(event)
-            del self._live[event.request_id]
-
-    def _count_end(self, event: RequestEvent) -> None:
-        if isinstance(event, RequestFailed):
-            self.counters[f"requests_failed_{event.kind.value}"] += 1
-        else:
-            self.counters["requests_finished"] += 1
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -311,9 +237,9 @@ class Engine:
                 case StepDone(replica):
                     self._apply(replica, event, now)
                 case WorkerReady(replica, capacity):
-                    self.scheduler.replica_joined(replica, capacity)
+                    self._live.dispatch(self.scheduler.replica_joined(replica, capacity), now)
                 case WorkerLost(replica):
-                    self._dispatch(self.scheduler.replica_lost(replica, now), now)
+                    self._live.dispatch(self.scheduler.replica_lost(replica), now)
                 case StateMismatch(replica, at_step):
                     log.warning("replica %d is at step %d: full state follows", replica, at_step)
                     self.scheduler.reset_replica(replica, at_step)
@@ -327,7 +253,7 @@ class Engine:
             lost = self.registry.drop(member, f"it broke the protocol: {error}")
             self._take_worker_events(lost, now)
             return
-        self._dispatch(events, now)
+        self._live.dispatch(events, now)
         member.times.apply_s.add(self._clock() - now)
 
     def _plan(self, now: float) -> None:
@@ -337,7 +263,7 @@ class Engine:
             while len(member.in_flight) < MAX_PLANS_IN_FLIGHT and not member.is_gone:
                 started_s = self._clock()
                 plan, events = self.scheduler.schedule(member.replica, now)
-                self._dispatch(events, now)
+                self._live.dispatch(events, now)
                 if plan is None:
                     break
                 self.registry.send_plan(member.replica, plan, now)
@@ -347,7 +273,7 @@ class Engine:
     def _drain(self, member: Member) -> None:
         if member.state is WorkerState.READY:
             self.registry.start_draining(member)
-            self.scheduler.drain_replica(member.replica)
+            self._live.dispatch(self.scheduler.drain_replica(member.replica), self._clock())
         elif member.state is WorkerState.LOADING:
             self.registry.send_drain(member)
 
@@ -363,8 +289,6 @@ class Engine:
     # -- state ----------------------------------------------------------------------------------
 
     def _note_serving(self) -> None:
-        if self.registry.num_ready > 0:
-            self._last_ready_s = self._clock()
         if self.is_serving != self._was_serving:
             self._was_serving = self.is_serving
             self.serving_changed.set()

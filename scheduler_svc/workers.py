@@ -308,7 +308,7 @@ class WorkerRegistry:
         """When `sweep` is due again."""
         silence = MISSED_HEARTBEATS * self._config.heartbeat_interval_s
         deaths: Iterable[float] = (m.last_heard_s + silence for m in self._by_replica.values())
-        return min(self._next_heartbeat_s, *deaths)
+        return min([self._next_heartbeat_s, *deaths])
 
     def drop(
         self, member: Member, cause: str, *, level: int = logging.WARNING

@@ -1,0 +1,207 @@
+"""Admission: checks a GenerateRequest against every limit and makes the core's request of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos.quire.inference.v1 import inference_pb2
+from scheduler_svc.core.messages import NewRequest
+from shared.errors import InvalidArgument, NotFound
+from shared.ids import RequestId
+from shared.model_spec import ModelSpec
+from shared.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for. Lengths of strings are in bytes of UTF-8."""
+
+    max_request_id_bytes: int = 128
+    max_cache_salt_bytes: int = 128
+    max_text_bytes: int = 4 << 20
+    """Of a text, or of all messages of a conversation; bounds what one call costs a thread."""
+    max_chat_messages: int = 4096
+    max_stop_strings: int = 16
+    max_stop_string_bytes: int = 256
+    max_stop_token_ids: int = 64
+    max_temperature: float = 100.0
+    max_priority: int = 100
+    """Priorities lie in [-max_priority, max_priority]."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRequest:
+    """A request that broke no limit, with every default resolved."""
+
+    request: NewRequest
+    stop_strings: tuple[str, ...]
+    is_bounded_by_context: bool
+    """The context ends the request before the client's max_tokens would."""
+
+
+class Admission:
+    """The checks for one served model; all errors name the field by its proto path."""
+
+    def __init__(self, spec: ModelSpec, limits: Limits | None = None) -> None:
+        self._spec = spec
+        self._limits = limits or Limits()
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFound unless `name` is the served model; empty means the only one."""
+        if name and name != self._spec.name:
+            raise NotFound(f"there is no model {name!r}; this server has {self._spec.name!r}")
+
+    def check_token_ids(self, field: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidArgument for the first id that is not in the vocabulary."""
+        if max(token_ids, default=0) < self._spec.vocab_size:
+            return
+        for index, token_id in enumerate(token_ids):
+            if token_id >= self._spec.vocab_size:
+                size = self._spec.vocab_size
+                raise InvalidArgument(f"{field}[{index}]", f"{token_id} is not in [0, {size})")
+
+    def check(self, message: inference_pb2.GenerateRequest) -> None:
+        """Checks everything but the prompt's tokens; raises InvalidArgument or NotFound."""
+        limits = self._limits
+        self.check_model(message.model)
+        _check_bytes("request_id", message.request_id, limits.max_request_id_bytes)
+        _check_bytes("cache_salt", message.cache_salt, limits.max_cache_salt_bytes)
+        if not -limits.max_priority <= message.priority <= limits.max_priority:
+            bound = limits.max_priority
+            raise InvalidArgument("priority", f"{message.priority} is not in [-{bound}, {bound}]")
+        self._check_prompt(message)
+        self._check_sampling(_resolved_sampling(message.sampling))
+        self._check_stopping(message.stopping)
+
+    def admit(
+        self, message: inference_pb2.GenerateRequest, prompt_token_ids: Sequence[int]
+    ) -> AdmittedRequest:
+        """The request of a checked message; `prompt_token_ids` is its prompt, tokenized.
+
+        Raises InvalidArgument when the prompt is empty or leaves no room in the context.
+        """
+        field = message.WhichOneof("prompt") or "prompt"
+        num_prompt_tokens = len(prompt_token_ids)
+        self._check_length(field, num_prompt_tokens)
+        stopping = message.stopping
+        room = self._spec.context_length - num_prompt_tokens
+        asked = stopping.max_tokens if stopping.HasField("max_tokens") else None
+        max_tokens = room if asked is None else min(asked, room)
+        eos_token_ids = () if stopping.ignore_eos else self._spec.eos_token_ids
+        request = NewRequest(
+            request_id=RequestId(message.request_id or secrets.token_hex(16)),
+            prompt_token_ids=tuple(prompt_token_ids),
+            sampling=_resolved_sampling(message.sampling),
+            max_tokens=max_tokens,
+            eos_token_ids=frozenset(eos_token_ids),
+            stop_token_ids=frozenset(stopping.stop_token_ids),
+            priority=message.priority,
+            queue_timeout_s=message.queue_timeout_ms / 1000 or None,
+            cache_salt=message.cache_salt.encode(),
+        )
+        return AdmittedRequest(
+            request=request,
+            stop_strings=tuple(stopping.stop_strings),
+            is_bounded_by_context=asked is None or asked > room,
+        )
+
+    def _check_prompt(self, message: inference_pb2.GenerateRequest) -> None:
+        kind = message.WhichOneof("prompt")
+        if kind is None:
+            raise InvalidArgument("prompt", "set one of text, token_ids and chat")
+        if kind == "token_ids":
+            # The length first: looking at millions of ids would hold up the loop.
+            self._check_length("token_ids", len(message.token_ids.ids))
+            self.check_token_ids("token_ids.ids", message.token_ids.ids)
+        if kind == "text":
+            if not message.text:
+                raise InvalidArgument("text", "the prompt is empty")
+            self.check_text("text", message.text)
+        if kind == "chat":
+            self.check_chat("chat", message.chat)
+
+    def _check_length(self, field: str, num_prompt_tokens: int) -> None:
+        context_length = self._spec.context_length
+        if num_prompt_tokens == 0:
+            raise InvalidArgument(field, "the prompt has no tokens")
+        if num_prompt_tokens + 1 > context_length:
+            raise InvalidArgument(
+                field,
+                f"the prompt has {num_prompt_tokens} tokens, and the context of {context_length} "
+                "must hold at least one more",
+            )
+
+    def check_text(self, field: str, text: str) -> None:
+        """Raises InvalidArgument for a text that is too large to work on."""
+        _check_bytes(field, text, self._limits.max_text_bytes)
+
+    def check_chat(self, field: str, chat: inference_pb2.ChatPrompt) -> None:
+        """Raises InvalidArgument for a conversation without turns or with too many."""
+        limit = self._limits.max_chat_messages
+        if not 0 < len(chat.messages) <= limit:
+            raise InvalidArgument(
+                f"{field}.messages", f"{len(chat.messages)} messages: give 1 to {limit}"
+            )
+        num_bytes = 0
+        for index, message in enumerate(chat.messages):
+            num_bytes += len(message.content.encode())
+            if num_bytes > self._limits.max_text_bytes:
+                limit = self._limits.max_text_bytes
+                raise InvalidArgument(f"{field}.messages", f"over {limit} bytes in all")
+            if not message.role:
+                raise InvalidArgument(f"{field}.messages[{index}].role", "the role is empty")
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        # NaN fails every comparison, so each line says what must hold.
+        limit = self._limits.max_temperature
+        vocab_size = self._spec.vocab_size
+        _require_range("temperature", sampling.temperature, f"[0, {limit:g}]", 0, limit)
+        _require_range("top_k", sampling.top_k, f"[0, {vocab_size}]", 0, vocab_size)
+        _require_range("top_p", sampling.top_p, "(0, 1]", math.nextafter(0, 1), 1)
+        _require_range("min_p", sampling.min_p, "[0, 1]", 0, 1)
+
+    def _check_stopping(self, stopping: inference_pb2.StoppingParams) -> None:
+        limits = self._limits
+        if stopping.HasField("max_tokens") and stopping.max_tokens < 1:
+            raise InvalidArgument("stopping.max_tokens", "must be at least 1")
+        _check_count("stopping.stop_strings", stopping.stop_strings, limits.max_stop_strings)
+        for index, text in enumerate(stopping.stop_strings):
+            field = f"stopping.stop_strings[{index}]"
+            if not text:
+                raise InvalidArgument(field, "a stop string is empty")
+            _check_bytes(field, text, limits.max_stop_string_bytes)
+        _check_count("stopping.stop_token_ids", stopping.stop_token_ids, limits.max_stop_token_ids)
+        self.check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids)
+
+
+def _require_range(name: str, value: float, range_text: str, lowest: float, highest: float) -> None:
+    if not lowest <= value <= highest:
+        raise InvalidArgument(f"sampling.{name}", f"{value:g} is not in {range_text}")
+
+
+def _check_bytes(field: str, text: str, limit: int) -> None:
+    num_bytes = len(text.encode())
+    if num_bytes > limit:
+        raise InvalidArgument(field, f"{num_bytes} bytes, the limit is {limit}")
+
+
+def _check_count(field: str, items: Sequence[object], limit: int) -> None:
+    if len(items) > limit:
+        raise InvalidArgument(field, f"{len(items)} entries, the limit is {limit}")
+
+
+def _resolved_sampling(message: inference_pb2.SamplingParams) -> SamplingParams:
+    """The parameters in force: those given, defaults, and a seed drawn when there is none."""
+    defaults = SamplingParams()
+    has = message.HasField
+    return SamplingParams(
+        temperature=message.temperature if has("temperature") else defaults.temperature,
+        top_k=message.top_k if has("top_k") else defaults.top_k,
+        top_p=message.top_p if has("top_p") else defaults.top_p,
+        min_p=message.min_p if has("min_p") else defaults.min_p,
+        seed=message.seed if has("seed") else int.from_bytes(os.urandom(8)),
+    )

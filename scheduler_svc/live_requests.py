@@ -1,0 +1,143 @@
+"""The requests that the core holds, and the sinks that hear of them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler_svc.core.messages import (
+    Event,
+    FinishReason,
+    NewRequest,
+    RequestEvent,
+    RequestFailed,
+    RequestRecovered,
+    SequenceFinished,
+    TokensAppended,
+    TokensStep,
+)
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.states import SequenceState
+from scheduler_svc.core.views import RequestView, SequenceView
+from scheduler_svc.inbox import RequestSink
+from shared.errors import Aborted, QuireError
+from shared.ids import RequestId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _LiveRequest:
+    sink: RequestSink
+    num_open_sequences: int
+
+
+class LiveRequests:
+    """A request is live from its submission until its last event, error or abort."""
+
+    def __init__(self, scheduler: Scheduler, counters: Counter[str]) -> None:
+        self._scheduler = scheduler
+        self._counters = counters
+        self._live: dict[RequestId, _LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._live
+
+    def add(self, request: NewRequest, sink: RequestSink) -> None:
+        """The core has taken `request`."""
+        self._live[request.request_id] = _LiveRequest(sink, request.num_sequences)
+
+    def abandon(self, request_id: RequestId, sink: RequestSink) -> None:
+        """The front behind `sink` is gone; nothing happens if the request has ended already,
+        also when its id lives again with another sink."""
+        live = self._live.get(request_id)
+        if live is not None and live.sink is sink:
+            self._counters["requests_aborted"] += 1
+            self._remove(request_id)
+
+    def stop(self, request_id: RequestId, sequence_index: int, now: float) -> None:
+        """A stop string ended a sequence; nothing happens if it has ended by itself."""
+        if request_id not in self._live:
+            return
+        view = self._view(request_id).sequences[sequence_index]
+        self._scheduler.finish_sequence(request_id, sequence_index)
+        self._deliver_end(request_id, view, FinishReason.STOP_STRING, now)
+
+    def cancel(self, request_id: RequestId, now: float) -> None:
+        """An operator ends a live request."""
+        view = self._view(request_id)
+        self._scheduler.abort(request_id)
+        for sequence in view.sequences:
+            self._deliver_end(request_id, sequence, FinishReason.CANCELLED, now)
+
+    def _view(self, request_id: RequestId) -> RequestView:
+        views = self._scheduler.live_requests()
+        return next(view for view in views if view.request_id == request_id)
+
+    def _deliver_end(
+        self, request_id: RequestId, view: SequenceView, reason: FinishReason, now: float
+    ) -> None:
+        """The core ends a sequence without an event when it is told to; its front gets one."""
+        if view.state is SequenceState.FINISHED:
+            return
+        event = SequenceFinished(
+            request_id,
+            view.sequence_index,
+            reason,
+            stop_token_id=None,
+            num_output_tokens=view.num_output_tokens,
+            num_preemptions=view.num_preemptions,
+        )
+        self._deliver(event, now)
+
+    def end_all(self, error: QuireError) -> None:
+        """Takes every request out of the core; each sink hears of `error`."""
+        for request_id in list(self._live):
+            self._remove(request_id).sink.fail(error)
+
+    def dispatch(self, events: Iterable[Event], now: float) -> None:
+        """Hands events to their sinks."""
+        for event in events:
+            if isinstance(event, TokensStep):
+                for (request_id, index), token_id in zip(
+                    event.sequences, event.token_ids, strict=True
+                ):
+                    self._deliver(TokensAppended(request_id, index, (token_id,)), now)
+            else:
+                self._deliver(event, now)
+
+    def _deliver(self, event: RequestEvent, now: float) -> None:
+        """Hands an event to its sink; a sink's error ends its own request alone."""
+        live = self._live.get(event.request_id)
+        if live is None:
+            return  # it ended earlier in this turn
+        try:
+            live.sink.deliver(event, now)
+        except Exception:
+            log_id = secrets.token_hex(8)
+            log.exception("request %r broke its stream; log id %s", event.request_id, log_id)
+            self._counters["requests_broken"] += 1
+            self._remove(event.request_id).sink.fail(
+                Aborted(f"the request failed inside the server; log id {log_id}")
+            )
+            return
+        if isinstance(event, SequenceFinished):
+            live.num_open_sequences -= 1
+            if live.num_open_sequences == 0:
+                self._counters["requests_finished"] += 1
+                del self._live[event.request_id]
+        elif isinstance(event, RequestFailed):
+            self._counters[f"requests_failed_{event.kind.value}"] += 1
+            del self._live[event.request_id]
+        elif isinstance(event, RequestRecovered):
+            self._counters["requests_recovered"] += 1
+
+    def _remove(self, request_id: RequestId) -> _LiveRequest:
+        self._scheduler.abort(request_id)
+        return self._live.pop(request_id)

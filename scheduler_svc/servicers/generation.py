@@ -1,0 +1,103 @@
+"""GenerationService: a call in, one request to the engine, its stream out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+import grpc
+
+from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
+from scheduler_svc.admission import Admission, AdmittedRequest
+from scheduler_svc.engine import Engine
+from scheduler_svc.inbox import Abort, StopSequence, Submit
+from scheduler_svc.streams import RequestStream
+from scheduler_svc.text.tokenizer import TextModel
+from scheduler_svc.text_pool import TextPool
+from shared.errors import ResourceExhausted
+from shared.model_spec import ModelSpec
+
+RETRY_AFTER_S = 1.0
+
+
+class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
+    """Streams tokens. Errors are raised, and mapped to statuses by the interceptor."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        admission: Admission,
+        text_model: TextModel,
+        text_pool: TextPool,
+        spec: ModelSpec,
+        *,
+        max_streams: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._text_model = text_model
+        self._text_pool = text_pool
+        self._spec = spec
+        self._max_streams = max_streams
+        self._clock = clock
+        self._num_streams = 0
+        self._no_streams = asyncio.Event()
+        self._no_streams.set()
+
+    async def wait_no_streams(self) -> None:
+        """Returns when no call is open."""
+        await self._no_streams.wait()
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Streams one request. A cancel of the call is raised here, and aborts the request."""
+        arrival_s = self._clock()
+        if self._num_streams >= self._max_streams:
+            raise ResourceExhausted(
+                "max_streams", f"{self._max_streams} streams are open", RETRY_AFTER_S
+            )
+        self._num_streams += 1
+        self._no_streams.clear()
+        try:
+            self._admission.check(request)
+            prompt_token_ids = await self._prompt_token_ids(request)
+            admitted = self._admission.admit(request, prompt_token_ids)
+            await self._stream(admitted, context, arrival_s)
+        finally:
+            self._num_streams -= 1
+            if self._num_streams == 0:
+                self._no_streams.set()
+
+    async def _prompt_token_ids(self, request: inference_pb2.GenerateRequest) -> list[int]:
+        kind = request.WhichOneof("prompt")
+        if kind == "text":
+            return await self._text_pool.encode(request.text)
+        if kind == "chat":
+            turns = [(message.role, message.content) for message in request.chat.messages]
+            return (await self._text_pool.render_chat(turns))[1]
+        return list(request.token_ids.ids)
+
+    async def _stream(
+        self, admitted: AdmittedRequest, context: grpc.aio.ServicerContext, arrival_s: float
+    ) -> None:
+        request = admitted.request
+        stream = RequestStream(
+            admitted,
+            model_name=self._spec.name,
+            new_text=partial(
+                self._text_model.stream, request.prompt_token_ids, admitted.stop_strings
+            ),
+            stop_sequence=lambda index: self._engine.post(StopSequence(request.request_id, index)),
+            arrival_s=arrival_s,
+        )
+        self._engine.post(Submit(request, stream))
+        try:
+            while (message := await stream.next_message()) is not None:
+                await context.write(message)
+        finally:
+            if not stream.is_ended:
+                self._engine.post(Abort(request.request_id, stream))
