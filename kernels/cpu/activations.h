@@ -1,0 +1,83 @@
+// The rows that a matrix product reads: float32, and in 8 bits where the weights are quantised too.
+//
+// Quantisation, per row and block of 32 columns: scale = largest magnitude / 127, quants = x / scale
+// rounded to the nearest (ties to even). A block's sums of quants times scale stand by it: weights with
+// a minimum or a zero need them.
+#pragma once
+
+#include <cstdint>
+
+#include "buffer.h"
+#include "matrix.h"
+#include "simd.h"
+
+namespace quire {
+
+struct BlockScale {
+  float scale;
+  float sum;  // scale * (sum of the quants)
+  float half_sums[2];  // the same over the first and the last 16 columns
+};
+
+// Rows of up to `max_columns`; filled row by row.
+struct Activations {
+  Activations() = default;
+  Activations(int max_rows, int max_columns, bool with_quants)
+      : row_size(max_columns), values(static_cast<size_t>(max_rows) * max_columns) {
+    if (with_quants) {
+      blocks_per_row = (max_columns + kBlock - 1) / kBlock;
+      quants = Buffer<int8_t>(static_cast<size_t>(max_rows) * blocks_per_row * kBlock);
+      scales = Buffer<BlockScale>(static_cast<size_t>(max_rows) * blocks_per_row);
+    }
+  }
+
+  float* row(int index) { return values.data() + static_cast<size_t>(index) * row_size; }
+  const float* row(int index) const { return values.data() + static_cast<size_t>(index) * row_size; }
+  const int8_t* row_quants(int index) const {
+    return quants.data() + static_cast<size_t>(index) * blocks_per_row * kBlock;
+  }
+  const BlockScale* row_scales(int index) const {
+    return scales.data() + static_cast<size_t>(index) * blocks_per_row;
+  }
+
+  int row_size = 0;
+  int blocks_per_row = 0;  // 0: without quants
+  Buffer<float> values;
+  Buffer<int8_t> quants;
+  Buffer<BlockScale> scales;
+};
+
+inline void quantise_block(const float* x, int8_t* quants, BlockScale& out) {
+  using namespace simd;
+  constexpr int kVectors = kBlock / kLanes;
+  Floats magnitude = absolute(load(x));
+  for (int i = 1; i < kVectors; ++i) magnitude = max(magnitude, absolute(load(x + i * kLanes)));
+  const float scale = largest(magnitude) / 127.0f;
+  const Floats inverse = splat(scale > 1e-37f ? 1.0f / scale : 0.0f);
+  int sums[2] = {0, 0};
+  for (int i = 0; i < kVectors; ++i) {
+    const Ints rounded = round_to_ints(load(x + i * kLanes) * inverse);
+    for (int j = 0; j < kLanes; ++j) {
+      const int at = i * kLanes + j;
+      quants[at] = static_cast<int8_t>(rounded[j]);
+      sums[at / 16] += rounded[j];
+    }
+  }
+  out.scale = scale;
+  out.half_sums[0] = scale * static_cast<float>(sums[0]);
+  out.half_sums[1] = scale * static_cast<float>(sums[1]);
+  out.sum = scale * static_cast<float>(sums[0] + sums[1]);
+}
+
+// Quantises the first `num_columns` (a multiple of 32) of a row, if the activations carry quants.
+inline void quantise_row(Activations& rows, int index, int num_columns) {
+  if (rows.blocks_per_row == 0) return;
+  const size_t first = static_cast<size_t>(index) * rows.blocks_per_row;
+  const float* x = rows.row(index);
+  for (int block = 0; block < num_columns / kBlock; ++block) {
+    quantise_block(x + block * kBlock, rows.quants.data() + (first + block) * kBlock,
+                   rows.scales[first + block]);
+  }
+}
+
+}  // namespace quire

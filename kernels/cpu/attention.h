@@ -1,0 +1,236 @@
+// Paged causal attention with grouped query heads.
+//
+// A context is cut into tiles of 256 positions from its start. A tile's result for a query is a partial
+// softmax (largest score, sum of exponentials, weighted sum of values), and the tiles are merged in order
+// (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). Neither depends on which queries are
+// worked on together or on which thread, so decoding, chunked prefill and any batch give equal bits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "buffer.h"
+#include "chunks.h"
+#include "kv_cache.h"
+#include "simd.h"
+
+namespace quire {
+
+constexpr int kTile = 256;  // positions
+constexpr int kTileGroups = kTile / simd::kLanes;
+constexpr int kQueryChunk = 6;
+constexpr int kQueriesWanted = 24;  // queries that share a pass over keys and values
+
+// Neighbouring rows of one sequence, each with the query heads of one KV head.
+struct QueryTile {
+  const int32_t* block_table;
+  int first_row;  // in the step
+  int num_rows;
+  int first_context;  // positions that the first row attends to; each further row one more
+
+  int context() const { return first_context + num_rows - 1; }
+  int num_tiles() const { return (context() + kTile - 1) / kTile; }
+};
+
+// Partial softmax of some queries: state per query, values [num_queries][head_dim].
+struct Partial {
+  float* largest;
+  float* total;
+  float* values;
+};
+
+// Where a tile's groups of kLanes positions begin.
+template <class Element>
+struct TileRuns {
+  const Element* keys[kTileGroups];
+  const Element* values[kTileGroups];
+  int num_positions;
+
+  TileRuns(const KvCache<Element>& cache, int layer, int kv_head, const QueryTile& queries, int tile) {
+    num_positions = std::min(kTile, queries.context() - tile * kTile);
+    for (int g = 0; g * simd::kLanes < num_positions; ++g) {
+      const int position = tile * kTile + g * simd::kLanes;
+      const int64_t block = queries.block_table[position / cache.block_size];
+      const int offset = position % cache.block_size * cache.head_dim;
+      keys[g] = cache.run(block, layer, 0, kv_head) + offset;
+      values[g] = cache.run(block, layer, 1, kv_head) + offset;
+    }
+  }
+  int num_groups() const { return (num_positions + simd::kLanes - 1) / simd::kLanes; }
+};
+
+// scores [kQueries][kTile], from group `first`: queries [kQueries][head_dim] times kGroups groups of keys
+template <int kQueries, int kGroups, class Element>
+void score(const float* queries, int head_dim, const Element* const* keys, float* scores) {
+  using namespace simd;
+  Floats sums[kQueries][kGroups] = {};
+  for (int d = 0; d < head_dim; ++d) {
+    Floats key[kGroups];
+    for (int g = 0; g < kGroups; ++g) key[g] = load_elements(keys[g] + d * kLanes);
+    for (int q = 0; q < kQueries; ++q) {
+      const Floats x = splat(queries[q * head_dim + d]);
+      for (int g = 0; g < kGroups; ++g) sums[q][g] = fused_multiply_add(x, key[g], sums[q][g]);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    for (int g = 0; g < kGroups; ++g) store(scores + q * kTile + g * kLanes, sums[q][g]);
+  }
+}
+
+// Turns the first `count` scores into exponentials relative to the largest, the rest of the groups into 0.
+inline void soften(float* scores, int count, int num_groups, float& largest_score, float& total) {
+  using namespace simd;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  std::fill(scores + count, scores + num_groups * kLanes, lowest);
+  Floats top = splat(lowest), sums = {};
+  for (int g = 0; g < num_groups; ++g) top = max(top, load(scores + g * kLanes));
+  largest_score = largest(top);
+  for (int g = 0; g < num_groups; ++g) {
+    const Floats e = exp(load(scores + g * kLanes) - splat(largest_score));
+    store(scores + g * kLanes, e);
+    sums = sums + e;
+  }
+  total = sum(sums);
+}
+
+// out [kQueries][head_dim], kVectors vectors from dimension d: weights [kQueries][kTile] times values
+template <int kQueries, int kVectors, class Element>
+void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, int d, float* out) {
+  using namespace simd;
+  Floats sums[kQueries][kVectors] = {};
+  for (int position = 0; position < runs.num_positions; ++position) {
+    const Element* row = runs.values[position / kLanes] + position % kLanes * head_dim + d;
+    Floats value[kVectors];
+    for (int v = 0; v < kVectors; ++v) value[v] = load_elements(row + v * kLanes);
+    for (int q = 0; q < kQueries; ++q) {
+      const Floats w = splat(weights[q * kTile + position]);
+      for (int v = 0; v < kVectors; ++v) sums[q][v] = fused_multiply_add(w, value[v], sums[q][v]);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    for (int v = 0; v < kVectors; ++v) store(out + q * head_dim + d + v * kLanes, sums[q][v]);
+  }
+}
+
+// What a thread needs beside the caches: packed queries, scores and two partials.
+struct AttentionScratch {
+  AttentionScratch(int max_queries, int head_dim)
+      : queries(static_cast<size_t>(max_queries) * head_dim),
+        scores(static_cast<size_t>(max_queries) * kTile),
+        state(static_cast<size_t>(max_queries) * 4),
+        values(static_cast<size_t>(max_queries) * head_dim * 2),
+        tile{state.data(), state.data() + max_queries, values.data()},
+        merged{state.data() + 2 * max_queries, state.data() + 3 * max_queries,
+               values.data() + static_cast<size_t>(max_queries) * head_dim} {}
+
+  Buffer<float> queries;
+  Buffer<float> scores;
+  Buffer<float> state;
+  Buffer<float> values;
+  Partial tile;
+  Partial merged;
+};
+
+// Attention of one layer; query and output rows are [num_heads][head_dim], `stride` floats apart.
+template <class Element>
+struct Attention {
+  KvCache<Element> cache;
+  int layer;
+  int heads_per_kv;
+  const float* query;  // scaled by 1 / sqrt(head_dim)
+  size_t query_stride;
+  float* output;
+  size_t output_stride;
+
+  int num_queries(const QueryTile& rows) const { return rows.num_rows * heads_per_kv; }
+
+  // Positions of `tile` that query q may see.
+  int visible(const QueryTile& rows, int q, int tile) const {
+    return std::clamp(rows.first_context + q / heads_per_kv - tile * kTile, 0, kTile);
+  }
+
+  void gather_queries(const QueryTile& rows, int kv_head, float* packed) const {
+    const int width = heads_per_kv * cache.head_dim;
+    for (int row = 0; row < rows.num_rows; ++row) {
+      std::copy_n(query + (rows.first_row + row) * query_stride + kv_head * width, width,
+                  packed + row * width);
+    }
+  }
+
+  // The partial softmax of one tile. A query that sees none of it gets the sum 0.
+  void attend_tile(const QueryTile& rows, int kv_head, int tile, const float* queries, float* scores,
+                   const Partial& out) const {
+    const int head_dim = cache.head_dim, count = num_queries(rows);
+    const TileRuns<Element> runs(cache, layer, kv_head, rows, tile);
+    const int num_groups = runs.num_groups();
+    in_chunks<kQueryChunk>(count, [&](auto size, int q) {
+      constexpr int kQueries = decltype(size)::value;
+      constexpr int kGroups = kQueries <= 3 ? 4 : 2;  // 12 sums at most, in registers
+      in_chunks<kGroups>(num_groups, [&](auto groups, int g) {
+        score<kQueries, decltype(groups)::value>(queries + q * head_dim, head_dim, runs.keys + g,
+                                                 scores + q * kTile + g * simd::kLanes);
+      });
+    });
+    for (int q = 0; q < count; ++q) {
+      const int seen = visible(rows, q, tile);
+      if (seen > 0) {
+        soften(scores + q * kTile, seen, num_groups, out.largest[q], out.total[q]);
+      } else {
+        std::fill_n(scores + q * kTile, num_groups * simd::kLanes, 0.0f);
+        out.total[q] = 0.0f;
+      }
+    }
+    in_chunks<kQueryChunk>(count, [&](auto size, int q) {
+      constexpr int kQueries = decltype(size)::value;
+      constexpr int kVectors = kQueries <= 3 ? 4 : 2;
+      in_chunks<kVectors>(head_dim / simd::kLanes, [&](auto vectors, int v) {
+        weigh<kQueries, decltype(vectors)::value>(scores + q * kTile, runs, head_dim, v * simd::kLanes,
+                                                  out.values + q * head_dim);
+      });
+    });
+  }
+
+  // Adds a later tile's partial of query q to what is merged so far.
+  void merge(const Partial& merged, const Partial& tile, int q) const {
+    using namespace simd;
+    if (tile.total[q] == 0.0f) return;
+    const float top = std::max(merged.largest[q], tile.largest[q]);
+    const Floats factors = exp(Floats{merged.largest[q] - top, tile.largest[q] - top});
+    const Floats keep = splat(factors[0]), add = splat(factors[1]);
+    merged.largest[q] = top;
+    merged.total[q] = merged.total[q] * factors[0] + tile.total[q] * factors[1];
+    float* target = merged.values + q * cache.head_dim;
+    const float* source = tile.values + q * cache.head_dim;
+    for (int d = 0; d < cache.head_dim; d += kLanes) {
+      store(target + d, fused_multiply_add(load(source + d), add, load(target + d) * keep));
+    }
+  }
+
+  void write_output(const QueryTile& rows, int kv_head, const Partial& merged) const {
+    using namespace simd;
+    for (int q = 0; q < num_queries(rows); ++q) {
+      const int row = rows.first_row + q / heads_per_kv;
+      const int head = kv_head * heads_per_kv + q % heads_per_kv;
+      const Floats inverse = splat(1.0f / merged.total[q]);
+      float* target = output + row * output_stride + head * cache.head_dim;
+      for (int d = 0; d < cache.head_dim; d += kLanes) {
+        store(target + d, load(merged.values + q * cache.head_dim + d) * inverse);
+      }
+    }
+  }
+
+  // All tiles of one query tile and KV head, one after another. The first holds position 0, which every
+  // query sees, so it starts what is merged.
+  void attend(const QueryTile& rows, int kv_head, AttentionScratch& scratch) const {
+    gather_queries(rows, kv_head, scratch.queries.data());
+    for (int tile = 0; tile < rows.num_tiles(); ++tile) {
+      const Partial& out = tile == 0 ? scratch.merged : scratch.tile;
+      attend_tile(rows, kv_head, tile, scratch.queries.data(), scratch.scores.data(), out);
+      for (int q = 0; tile > 0 && q < num_queries(rows); ++q) merge(scratch.merged, out, q);
+    }
+    write_output(rows, kv_head, scratch.merged);
+  }
+};
+
+}  // namespace quire

@@ -1,0 +1,116 @@
+// How a step's attention is shared out among threads: one plan for all layers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention.h"
+#include "buffer.h"
+#include "pool.h"
+
+namespace quire {
+
+class AttentionPlan {
+ public:
+  AttentionPlan(int heads_per_kv, int num_kv_heads, int head_dim, int num_threads)
+      : num_kv_heads_(num_kv_heads),
+        head_dim_(head_dim),
+        num_threads_(num_threads),
+        rows_per_tile_(std::max(1, kQueriesWanted / heads_per_kv)),
+        max_queries_(rows_per_tile_ * heads_per_kv) {
+    for (int i = 0; i < num_threads; ++i) scratch_.emplace_back(max_queries_, head_dim);
+  }
+
+  // block_tables [num_seqs][table_size]; see kernels/interface.py for the others.
+  void build(int num_seqs, const int32_t* query_start, const int32_t* seq_lens,
+             const int32_t* block_tables, int table_size) {
+    tiles_.clear();
+    splits_.clear();
+    for (int i = 0; i < num_seqs; ++i) {
+      const int32_t* table = block_tables + static_cast<int64_t>(i) * table_size;
+      const int first_context = seq_lens[i] - (query_start[i + 1] - query_start[i]) + 1;
+      for (int row = query_start[i]; row < query_start[i + 1]; row += rows_per_tile_) {
+        const int count = std::min(rows_per_tile_, query_start[i + 1] - row);
+        tiles_.push_back({table, row, count, first_context + row - query_start[i]});
+      }
+    }
+    if (static_cast<int>(tiles_.size()) * num_kv_heads_ < kItemsPerThread * num_threads_) split();
+  }
+
+  template <class Element>
+  void run(ThreadPool& pool, const Attention<Element>& attention) {
+    const int num_items = static_cast<int>(tiles_.size()) * num_kv_heads_;
+    if (splits_.empty()) {
+      pool.run(num_items, [&](int item, int thread) {
+        attention.attend(tiles_[item / num_kv_heads_], item % num_kv_heads_, scratch_[thread]);
+      });
+      return;
+    }
+    const int num_splits = static_cast<int>(splits_.size());
+    pool.run(num_splits * num_kv_heads_, [&](int item, int thread) {
+      const Split& split = splits_[item % num_splits];
+      AttentionScratch& scratch = scratch_[thread];
+      const int kv_head = item / num_splits;
+      attention.gather_queries(tiles_[split.query_tile], kv_head, scratch.queries.data());
+      attention.attend_tile(tiles_[split.query_tile], kv_head, split.tile, scratch.queries.data(),
+                            scratch.scores.data(), partial(item));
+    });
+    pool.run(num_items, [&](int item, int) { merge_splits(attention, item); });
+  }
+
+ private:
+  static constexpr int kItemsPerThread = 4;
+
+  // One tile of the context of one query tile.
+  struct Split {
+    int query_tile;
+    int tile;
+  };
+
+  // Too few items for the threads, and a context of several tiles: each of them becomes an item.
+  void split() {
+    for (int i = 0; i < static_cast<int>(tiles_.size()); ++i) {
+      for (int tile = 0; tile < tiles_[i].num_tiles(); ++tile) splits_.push_back({i, tile});
+    }
+    if (splits_.size() == tiles_.size()) return splits_.clear();
+    const size_t num_queries = splits_.size() * num_kv_heads_ * max_queries_;
+    if (states_.size() < num_queries * 2) {
+      states_ = Buffer<float>(num_queries * 2);
+      values_ = Buffer<float>(num_queries * head_dim_);
+    }
+  }
+
+  Partial partial(int index) {
+    const size_t first = static_cast<size_t>(index) * max_queries_;
+    return {states_.data() + 2 * first, states_.data() + 2 * first + max_queries_,
+            values_.data() + first * head_dim_};
+  }
+
+  template <class Element>
+  void merge_splits(const Attention<Element>& attention, int item) {
+    const int num_splits = static_cast<int>(splits_.size());
+    const int query_tile = item / num_kv_heads_, kv_head = item % num_kv_heads_;
+    const QueryTile& rows = tiles_[query_tile];
+    int first = 0;
+    while (splits_[first].query_tile != query_tile) ++first;
+    const Partial merged = partial(kv_head * num_splits + first);
+    for (int tile = 1; tile < rows.num_tiles(); ++tile) {
+      const Partial later = partial(kv_head * num_splits + first + tile);
+      for (int q = 0; q < attention.num_queries(rows); ++q) attention.merge(merged, later, q);
+    }
+    attention.write_output(rows, kv_head, merged);
+  }
+
+  int num_kv_heads_;
+  int head_dim_;
+  int num_threads_;
+  int rows_per_tile_;
+  int max_queries_;
+  std::vector<QueryTile> tiles_;
+  std::vector<Split> splits_;
+  std::vector<AttentionScratch> scratch_;  // per thread
+  Buffer<float> states_;
+  Buffer<float> values_;
+};
+
+}  // namespace quire

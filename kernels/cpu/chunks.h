@@ -1,0 +1,24 @@
+// Loops cut into pieces whose length the compiler knows.
+#pragma once
+
+#include <type_traits>
+
+namespace quire {
+
+template <int kSize, class Body>
+void remainder_chunk(int start, int size, const Body& body) {
+  if constexpr (kSize > 0) {
+    if (size == kSize) return body(std::integral_constant<int, kSize>(), start);
+    remainder_chunk<kSize - 1>(start, size, body);
+  }
+}
+
+// Calls body(std::integral_constant<int, size>(), start) over [0, count), size = kMax but at the end.
+template <int kMax, class Body>
+void in_chunks(int count, const Body& body) {
+  int start = 0;
+  for (; start + kMax <= count; start += kMax) body(std::integral_constant<int, kMax>(), start);
+  remainder_chunk<kMax - 1>(start, count - start, body);
+}
+
+}  // namespace quire

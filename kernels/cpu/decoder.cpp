@@ -1,0 +1,323 @@
+#include "decoder.h"
+
+#include <algorithm>
+
+namespace quire {
+
+namespace {
+
+constexpr int kRowsPerItem = 8;  // fewer rows are not worth another thread's while
+
+Buffer<float> padded_copy(const float* data, int size) {
+  Buffer<float> copy(static_cast<size_t>(padded(size)));
+  std::copy_n(data, size, copy.data());
+  return copy;
+}
+
+void add_bias(const Buffer<float>& bias, float* row) {
+  if (!bias.empty()) add_row(bias.data(), static_cast<int>(bias.size()), row);
+}
+
+}  // namespace
+
+Decoder::Decoder(const Config& config)
+    : config_(config),
+      hidden_width_(padded(config.hidden_size)),
+      query_width_(padded(config.num_heads * config.head_dim)),
+      kv_width_(padded(config.num_kv_heads * config.head_dim)),
+      mlp_width_(padded(config.intermediate_size)),
+      pool_(config.num_threads),
+      plan_(config.num_heads / config.num_kv_heads, config.num_kv_heads, config.head_dim,
+            config.num_threads),
+      layers_(config.num_layers) {
+  const size_t rows = config.max_num_tokens;
+  residual_ = Buffer<float>(rows * hidden_width_);
+  projected_ = Buffer<float>(rows * hidden_width_);
+  query_ = Buffer<float>(rows * query_width_);
+  key_ = Buffer<float>(rows * kv_width_);
+  value_ = Buffer<float>(rows * kv_width_);
+  gate_ = Buffer<float>(rows * mlp_width_);
+  up_ = Buffer<float>(rows * mlp_width_);
+  cosines_ = Buffer<float>(rows * config.head_dim / 2);
+  sines_ = Buffer<float>(rows * config.head_dim / 2);
+  const bool with_quants = config.with_quants != 0;
+  normed_ = Activations(config.max_num_tokens, hidden_width_, with_quants);
+  attended_ = Activations(config.max_num_tokens, query_width_, with_quants);
+  mixed_ = Activations(config.max_num_tokens, mlp_width_, with_quants);
+}
+
+void Decoder::set_matrix(int layer, MatrixName name, Format format, const uint8_t* data, int num_rows,
+                         int num_columns) {
+  Matrix& target =
+      name == MatrixName::kOutput ? output_ : layers_[layer].matrices[static_cast<int>(name)];
+  pool_.begin_step();
+  target = pack_matrix(format, data, num_rows, num_columns, pool_);
+  pool_.end_step();
+}
+
+void Decoder::set_vector(int layer, VectorName name, const float* data, int size) {
+  Buffer<float> copy = padded_copy(data, size);
+  switch (name) {
+    case VectorName::kAttentionNorm: layers_[layer].attention_norm = std::move(copy); break;
+    case VectorName::kMlpNorm: layers_[layer].mlp_norm = std::move(copy); break;
+    case VectorName::kFinalNorm: final_norm_ = std::move(copy); break;
+    case VectorName::kInverseFrequencies: inverse_frequencies_ = std::move(copy); break;
+  }
+}
+
+void Decoder::set_bias(int layer, MatrixName name, const float* data, int size) {
+  layers_[layer].biases[static_cast<int>(name)] = padded_copy(data, size);
+}
+
+void Decoder::set_embedding(Format format, const uint8_t* data) {
+  const BlockShape shape = block_shape(format);
+  embedding_format_ = format;
+  embedding_ = data;
+  embedding_row_bytes_ = static_cast<size_t>(config_.hidden_size) / shape.num_weights * shape.num_bytes;
+}
+
+template <class Body>
+void Decoder::for_rows(int num_rows, const Body& body) {
+  const int num_items = (num_rows + kRowsPerItem - 1) / kRowsPerItem;
+  pool_.run(num_items, [&](int item, int) {
+    const int end = std::min(num_rows, (item + 1) * kRowsPerItem);
+    for (int row = item * kRowsPerItem; row < end; ++row) body(row);
+  });
+}
+
+template <class Body>
+void Decoder::timed(Phase phase, const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  phase_seconds_[static_cast<int>(phase)] += taken.count();
+}
+
+Error Decoder::check(const Step& step) const {
+  if (step.num_tokens > config_.max_num_tokens || step.num_logit_rows > config_.max_num_tokens) {
+    return Error::kTooManyTokens;
+  }
+  const int64_t num_slots = step.num_blocks * step.block_size;
+  for (int row = 0; row < step.num_tokens; ++row) {
+    if (step.token_ids[row] < 0 || step.token_ids[row] >= config_.vocab_size) return Error::kTokenId;
+    if (step.slots[row] < 0 || step.slots[row] >= num_slots) return Error::kSlot;
+  }
+  if (step.query_start[0] != 0 || step.query_start[step.num_seqs] != step.num_tokens) {
+    return Error::kSequence;
+  }
+  for (int i = 0; i < step.num_seqs; ++i) {
+    const int num_new = step.query_start[i + 1] - step.query_start[i];
+    if (num_new < 0 || step.seq_lens[i] < num_new) return Error::kSequence;
+    const int num_blocks = (step.seq_lens[i] + step.block_size - 1) / step.block_size;
+    if (num_blocks > step.table_size) return Error::kBlockTable;
+    const int32_t* table = step.block_tables + static_cast<int64_t>(i) * step.table_size;
+    for (int b = 0; b < num_blocks; ++b) {
+      if (table[b] < 0 || table[b] >= step.num_blocks) return Error::kBlockTable;
+    }
+  }
+  for (int i = 0; i < step.num_logit_rows; ++i) {
+    if (step.logit_rows[i] < 0 || step.logit_rows[i] >= step.num_tokens) return Error::kLogitRow;
+  }
+  return Error::kNone;
+}
+
+Error Decoder::forward(const Step& step) {
+  const Error error = check(step);
+  if (error != Error::kNone) return error;
+  plan_.build(step.num_seqs, step.query_start, step.seq_lens, step.block_tables, step.table_size);
+  pool_.begin_step();
+  timed(Phase::kEmbed, [&] { embed(step); });
+  if (config_.kv_is_bfloat != 0) {
+    run_layers<uint16_t>(step);
+  } else {
+    run_layers<float>(step);
+  }
+  timed(Phase::kLogits, [&] { compute_logits(step); });
+  pool_.end_step();
+  return Error::kNone;
+}
+
+// Embedding rows, and the angles of each row's position.
+void Decoder::embed(const Step& step) {
+  const int half = config_.head_dim / 2;
+  for_rows(step.num_tokens, [&](int row) {
+    dequantise_row(embedding_format_, embedding_ + step.token_ids[row] * embedding_row_bytes_,
+                   config_.hidden_size, at(residual_, row, hidden_width_));
+    for (int d = 0; d < half; ++d) {
+      const float angle = static_cast<float>(step.positions[row]) * inverse_frequencies_[d];
+      at(cosines_, row, half)[d] = std::cos(angle);
+      at(sines_, row, half)[d] = std::sin(angle);
+    }
+  });
+}
+
+// residual += added (+ bias), if any; normed = RMS norm of it.
+void Decoder::normalise(int num_rows, const float* added, const Buffer<float>* bias,
+                        const Buffer<float>& weight) {
+  for_rows(num_rows, [&](int row) {
+    float* x = at(residual_, row, hidden_width_);
+    if (added != nullptr) {
+      add_row(added + static_cast<size_t>(row) * hidden_width_, hidden_width_, x);
+      add_bias(*bias, x);
+    }
+    rms_norm(x, weight.data(), config_.hidden_size, hidden_width_, config_.rms_norm_eps,
+             normed_.row(row));
+    quantise_row(normed_, row, config_.hidden_size);
+  });
+}
+
+template <class Element>
+void Decoder::rotate_and_store(const Step& step, const KvCache<Element>& cache, int layer) {
+  const Layer& weights = layers_[layer];
+  const int head_dim = config_.head_dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  for_rows(step.num_tokens, [&](int row) {
+    float* query = at(query_, row, query_width_);
+    float* key = at(key_, row, kv_width_);
+    float* value = at(value_, row, kv_width_);
+    const float* cosines = at(cosines_, row, head_dim / 2);
+    const float* sines = at(sines_, row, head_dim / 2);
+    add_bias(weights.bias(MatrixName::kQuery), query);
+    add_bias(weights.bias(MatrixName::kKey), key);
+    add_bias(weights.bias(MatrixName::kValue), value);
+    for (int head = 0; head < config_.num_heads; ++head) {
+      rotate_head(cosines, sines, head_dim, scale, query + head * head_dim);
+    }
+    for (int head = 0; head < config_.num_kv_heads; ++head) {
+      rotate_head(cosines, sines, head_dim, 1.0f, key + head * head_dim);
+      cache.write(step.slots[row], layer, head, key + head * head_dim, value + head * head_dim);
+    }
+  });
+}
+
+// mixed = SiLU(gate) * up
+void Decoder::mix_gate(int num_rows, const Layer& layer) {
+  for_rows(num_rows, [&](int row) {
+    float* gate = at(gate_, row, mlp_width_);
+    float* up = at(up_, row, mlp_width_);
+    add_bias(layer.bias(MatrixName::kGate), gate);
+    add_bias(layer.bias(MatrixName::kUp), up);
+    silu_multiply(gate, up, mlp_width_, mixed_.row(row));
+    quantise_row(mixed_, row, config_.intermediate_size);
+  });
+}
+
+template <class Element>
+void Decoder::run_layers(const Step& step) {
+  const int num_rows = step.num_tokens;
+  const KvCache<Element> cache{static_cast<Element*>(step.kv_cache), config_.num_layers,
+                               config_.num_kv_heads, step.block_size, config_.head_dim};
+  const float* added = nullptr;
+  const Buffer<float>* bias = nullptr;
+  for (int index = 0; index < config_.num_layers; ++index) {
+    const Layer& layer = layers_[index];
+    const auto product = [&](MatrixName name, Buffer<float>& output, int width) {
+      return Product{&layer.matrix(name), output.data(), static_cast<size_t>(width)};
+    };
+    timed(Phase::kNorm, [&] { normalise(num_rows, added, bias, layer.attention_norm); });
+    timed(Phase::kQueryKeyValue, [&] {
+      multiply(pool_, normed_, num_rows,
+               {product(MatrixName::kQuery, query_, query_width_),
+                product(MatrixName::kKey, key_, kv_width_),
+                product(MatrixName::kValue, value_, kv_width_)});
+    });
+    timed(Phase::kRotary, [&] { rotate_and_store(step, cache, index); });
+    timed(Phase::kAttention, [&] {
+      const Attention<Element> attention{
+          cache,          index, config_.num_heads / config_.num_kv_heads, query_.data(),
+          static_cast<size_t>(query_width_), attended_.row(0), static_cast<size_t>(query_width_)};
+      plan_.run(pool_, attention);
+      const int width = config_.num_heads * config_.head_dim;
+      for_rows(num_rows, [&](int row) { quantise_row(attended_, row, width); });
+    });
+    timed(Phase::kAttentionOutput, [&] {
+      multiply(pool_, attended_, num_rows,
+               {product(MatrixName::kAttentionOutput, projected_, hidden_width_)});
+    });
+    timed(Phase::kNorm, [&] {
+      normalise(num_rows, projected_.data(), &layer.bias(MatrixName::kAttentionOutput),
+                layer.mlp_norm);
+    });
+    timed(Phase::kGateUp, [&] {
+      multiply(pool_, normed_, num_rows,
+               {product(MatrixName::kGate, gate_, mlp_width_), product(MatrixName::kUp, up_, mlp_width_)});
+    });
+    timed(Phase::kSilu, [&] { mix_gate(num_rows, layer); });
+    timed(Phase::kDown, [&] {
+      multiply(pool_, mixed_, num_rows, {product(MatrixName::kDown, projected_, hidden_width_)});
+    });
+    added = projected_.data();
+    bias = &layer.bias(MatrixName::kDown);
+  }
+}
+
+void Decoder::compute_logits(const Step& step) {
+  const Buffer<float>& bias = layers_.back().bias(MatrixName::kDown);
+  for_rows(step.num_logit_rows, [&](int i) {
+    const int row = static_cast<int>(step.logit_rows[i]);
+    float* x = normed_.row(i);
+    std::copy_n(at(residual_, row, hidden_width_), hidden_width_, x);
+    add_row(at(projected_, row, hidden_width_), hidden_width_, x);
+    add_bias(bias, x);
+    rms_norm(x, final_norm_.data(), config_.hidden_size, hidden_width_, config_.rms_norm_eps, x);
+    quantise_row(normed_, i, config_.hidden_size);
+  });
+  multiply(pool_, normed_, step.num_logit_rows,
+           {Product{&output_, step.logits, static_cast<size_t>(config_.vocab_size)}});
+}
+
+}  // namespace quire
+
+// The library's interface. Exceptions do not cross it: the only ones here are those of allocations.
+extern "C" {
+
+quire::Decoder* quire_create(const quire::Config* config) {
+  try {
+    return new quire::Decoder(*config);
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+void quire_destroy(quire::Decoder* decoder) { delete decoder; }
+
+int32_t quire_num_lanes() { return quire::simd::kLanes; }
+
+int32_t quire_set_matrix(quire::Decoder* decoder, int32_t layer, int32_t name, int32_t format,
+                         const void* data, int32_t num_rows, int32_t num_columns) {
+  try {
+    decoder->set_matrix(layer, static_cast<quire::MatrixName>(name), static_cast<quire::Format>(format),
+                        static_cast<const uint8_t*>(data), num_rows, num_columns);
+    return static_cast<int32_t>(quire::Error::kNone);
+  } catch (...) {
+    return static_cast<int32_t>(quire::Error::kOutOfMemory);
+  }
+}
+
+void quire_set_vector(quire::Decoder* decoder, int32_t layer, int32_t name, const float* data,
+                      int32_t size) {
+  decoder->set_vector(layer, static_cast<quire::VectorName>(name), data, size);
+}
+
+void quire_set_bias(quire::Decoder* decoder, int32_t layer, int32_t name, const float* data,
+                    int32_t size) {
+  decoder->set_bias(layer, static_cast<quire::MatrixName>(name), data, size);
+}
+
+void quire_set_embedding(quire::Decoder* decoder, int32_t format, const void* data) {
+  decoder->set_embedding(static_cast<quire::Format>(format), static_cast<const uint8_t*>(data));
+}
+
+int32_t quire_forward(quire::Decoder* decoder, const quire::Step* step) {
+  try {
+    return static_cast<int32_t>(decoder->forward(*step));
+  } catch (...) {
+    return static_cast<int32_t>(quire::Error::kOutOfMemory);
+  }
+}
+
+// Seconds spent in each phase since the decoder was made.
+void quire_phase_seconds(const quire::Decoder* decoder, double* seconds) {
+  std::copy_n(decoder->phase_seconds(), quire::kNumPhases, seconds);
+}
+}

@@ -1,0 +1,160 @@
+// A decoder-only model of the Llama family, and one step of it.
+//
+// A step is a chain of phases, each shared out over the threads:
+//
+//   embed | per layer: norm, query/key/value, rotary and KV write, attention, output projection,
+//                      norm, gate/up, SiLU, down | norm of the sampled rows, logits
+//
+// Every row is computed in one fixed order, whatever the batch, the chunking and the threads.
+#pragma once
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "activations.h"
+#include "attention_plan.h"
+#include "buffer.h"
+#include "formats.h"
+#include "kv_cache.h"
+#include "matmul.h"
+#include "matrix.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace quire {
+
+// These structures and numbers are the library's interface: kernels/cpu/library.py mirrors them.
+struct Config {
+  int32_t num_layers;
+  int32_t hidden_size;
+  int32_t intermediate_size;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t vocab_size;
+  int32_t with_quants;   // activations in 8 bits where weights are quantised
+  int32_t kv_is_bfloat;  // else float32
+  int32_t num_threads;
+  int32_t max_num_tokens;
+  float rms_norm_eps;
+};
+
+struct Step {
+  int32_t num_tokens;
+  int32_t num_seqs;
+  int32_t table_size;
+  int32_t block_size;
+  int64_t num_blocks;
+  int32_t num_logit_rows;
+  const int64_t* token_ids;
+  const int64_t* positions;
+  const int64_t* slots;
+  const int32_t* query_start;
+  const int32_t* seq_lens;
+  const int32_t* block_tables;
+  const int64_t* logit_rows;
+  void* kv_cache;
+  float* logits;
+};
+
+enum class Error : int32_t {
+  kNone,
+  kTooManyTokens,
+  kTokenId,
+  kSlot,
+  kSequence,
+  kBlockTable,
+  kLogitRow,
+  kOutOfMemory,
+};
+
+enum class MatrixName : int32_t { kQuery, kKey, kValue, kAttentionOutput, kGate, kUp, kDown, kOutput };
+constexpr int kMatricesPerLayer = 7;
+
+enum class VectorName : int32_t { kAttentionNorm, kMlpNorm, kFinalNorm, kInverseFrequencies };
+
+enum class Phase : int32_t {
+  kEmbed,
+  kNorm,
+  kQueryKeyValue,
+  kRotary,
+  kAttention,
+  kAttentionOutput,
+  kGateUp,
+  kSilu,
+  kDown,
+  kLogits,
+};
+constexpr int kNumPhases = 10;
+
+inline int padded(int size) { return (size + kPanel - 1) / kPanel * kPanel; }
+
+struct Layer {
+  Matrix matrices[kMatricesPerLayer];
+  Buffer<float> biases[kMatricesPerLayer];  // empty: none; padded
+  Buffer<float> attention_norm;
+  Buffer<float> mlp_norm;
+
+  const Matrix& matrix(MatrixName name) const { return matrices[static_cast<int>(name)]; }
+  const Buffer<float>& bias(MatrixName name) const { return biases[static_cast<int>(name)]; }
+};
+
+class Decoder {
+ public:
+  explicit Decoder(const Config& config);
+
+  // Repacks a stored matrix; `data` may go afterwards.
+  void set_matrix(int layer, MatrixName name, Format format, const uint8_t* data, int num_rows,
+                  int num_columns);
+  void set_vector(int layer, VectorName name, const float* data, int size);
+  void set_bias(int layer, MatrixName name, const float* data, int size);
+  // Rows of the embedding are read where they stand: `data` must stay.
+  void set_embedding(Format format, const uint8_t* data);
+
+  // Checks every index of the step, then computes it.
+  Error forward(const Step& step);
+
+  const double* phase_seconds() const { return phase_seconds_; }
+
+ private:
+  Error check(const Step& step) const;
+  void embed(const Step& step);
+  template <class Element>
+  void run_layers(const Step& step);
+  void normalise(int num_rows, const float* added, const Buffer<float>* bias, const Buffer<float>& weight);
+  template <class Element>
+  void rotate_and_store(const Step& step, const KvCache<Element>& cache, int layer);
+  void mix_gate(int num_rows, const Layer& layer);
+  void compute_logits(const Step& step);
+
+  template <class Body>
+  void for_rows(int num_rows, const Body& body);
+  template <class Body>
+  void timed(Phase phase, const Body& body);
+
+  float* at(Buffer<float>& rows, int row, int width) {
+    return rows.data() + static_cast<size_t>(row) * width;
+  }
+
+  Config config_;
+  int hidden_width_, query_width_, kv_width_, mlp_width_;  // padded rows
+  ThreadPool pool_;
+  AttentionPlan plan_;
+  std::vector<Layer> layers_;
+  Matrix output_;
+  Buffer<float> final_norm_;
+  Buffer<float> inverse_frequencies_;
+  Format embedding_format_ = Format::kF32;
+  const uint8_t* embedding_ = nullptr;
+  size_t embedding_row_bytes_ = 0;
+
+  // rows of a step, [max_num_tokens][width]
+  Buffer<float> residual_, projected_, query_, key_, value_, gate_, up_;
+  Buffer<float> cosines_, sines_;  // [max_num_tokens][head_dim / 2]
+  Activations normed_, attended_, mixed_;
+  double phase_seconds_[kNumPhases] = {};
+};
+
+}  // namespace quire

@@ -1,0 +1,284 @@
+"""The native decoder as `kernels.decoder.Decoder`: one native call per step."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from kernels.cpu.build import BuildError, detect_isa, find_or_build
+from kernels.cpu.library import (
+    ERRORS,
+    FORMATS,
+    PHASES,
+    Config,
+    MatrixName,
+    Step,
+    VectorName,
+    load_library,
+)
+from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
+from kernels.interface import AttentionBatch
+from shared.model_spec import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+Compute = Literal["auto", "float32"]
+
+_DENSE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_MATRICES = (
+    (MatrixName.QUERY, "query"),
+    (MatrixName.KEY, "key"),
+    (MatrixName.VALUE, "value"),
+    (MatrixName.ATTENTION_OUTPUT, "attention_output"),
+    (MatrixName.GATE, "gate"),
+    (MatrixName.UP, "up"),
+    (MatrixName.DOWN, "down"),
+)
+
+
+def load_decoder(
+    spec: ModelSpec,
+    weights: DecoderWeights,
+    *,
+    compute: Compute,
+    kv_dtype: torch.dtype,
+    num_threads: int,
+    max_num_tokens: int,
+    progress: Callable[[float], None] | None,
+) -> NativeDecoder | None:
+    """Repacks `weights` for this machine's instruction set; None, with a warning, if it cannot.
+
+    compute         "auto": quantised weights meet activations of 8 bits (one scale per row and 32
+                    columns); "float32": every weight at its float32 value, float32 arithmetic
+    kv_dtype        of the KV cache: torch.float32 or torch.bfloat16
+    max_num_tokens  most tokens, and most logit rows, of one step
+    progress        called with the share of the weights done, 0 to 1
+
+    Only the embedding keeps being read from `weights`; the other tensors may go.
+    """
+    unsupported = [m.format for m in _all_matrices(weights) if m.format not in FORMATS]
+    if unsupported:
+        logger.warning("no native CPU decoder for weights of type %s", unsupported[0])
+        return None
+    try:
+        library = load_library(find_or_build(detect_isa()))
+    except (BuildError, OSError) as error:
+        logger.warning("no native CPU decoder: %s", error)
+        return None
+    lanes = library.quire_num_lanes()
+    if spec.head_dim % lanes:
+        logger.warning("no native CPU decoder for a head_dim not a multiple of %d", lanes)
+        return None
+    return NativeDecoder(
+        library,
+        spec,
+        weights,
+        compute=compute,
+        kv_dtype=kv_dtype,
+        num_threads=num_threads,
+        max_num_tokens=max_num_tokens,
+        progress=progress,
+    )
+
+
+def _all_matrices(weights: DecoderWeights) -> list[StoredMatrix]:
+    layers = [getattr(layer, field) for layer in weights.layers for _, field in _MATRICES]
+    return [weights.embedding, *layers, *([weights.output] if weights.output else [])]
+
+
+class NativeDecoder:
+    """A model in the native library. One thread at a time may call it.
+
+    Each row's results have the same bits whatever the batch, the chunking and `num_threads`.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        *,
+        compute: Compute,
+        kv_dtype: torch.dtype,
+        num_threads: int,
+        max_num_tokens: int,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """See `load_decoder`. MemoryError if the weights do not fit."""
+        lanes = int(library.quire_num_lanes())
+        assert kv_dtype in (torch.float32, torch.bfloat16), f"no KV cache of {kv_dtype}"
+        assert spec.head_dim % lanes == 0, f"head_dim is not a multiple of {lanes}"
+        assert spec.num_heads % spec.num_kv_heads == 0
+        assert len(weights.layers) == spec.num_layers > 0
+        assert num_threads > 0 and max_num_tokens > 0
+        self._library = library
+        self._spec = spec
+        self._lanes = lanes
+        self._kv_dtype = kv_dtype
+        config = Config(
+            num_layers=spec.num_layers,
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            vocab_size=spec.vocab_size,
+            with_quants=int(compute == "auto"),
+            kv_is_bfloat=int(kv_dtype == torch.bfloat16),
+            num_threads=num_threads,
+            max_num_tokens=max_num_tokens,
+            rms_norm_eps=spec.rms_norm_eps,
+        )
+        self._handle = library.quire_create(ctypes.byref(config))
+        if not self._handle:
+            raise MemoryError("no memory for the decoder's buffers")
+        self._embedding = _checked(weights.embedding, spec.vocab_size, spec.hidden_size)
+        self._load(weights, progress or (lambda share: None))
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle:
+            self._library.quire_destroy(handle)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        kv_cache: torch.Tensor,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `kernels.decoder.Decoder`. IndexError names an index that is out of range; nothing
+        has been computed then."""
+        spec = self._spec
+        num_blocks, block_size = kv_cache.shape[0], kv_cache.shape[4]
+        run_shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
+        assert kv_cache.shape[1:] == run_shape, f"KV cache of shape {tuple(kv_cache.shape)}"
+        assert kv_cache.dtype == self._kv_dtype and kv_cache.is_contiguous()
+        assert block_size % self._lanes == 0, f"block_size is not a multiple of {self._lanes}"
+        logits = torch.empty(logit_rows.shape[0], spec.vocab_size)
+        tensors = {  # kept alive until the call is over
+            "token_ids": _as(token_ids, torch.int64),
+            "positions": _as(batch.positions, torch.int64),
+            "slots": _as(batch.slots, torch.int64),
+            "query_start": _as(batch.query_start, torch.int32),
+            "seq_lens": _as(batch.seq_lens, torch.int32),
+            "block_tables": _as(batch.block_tables, torch.int32),
+            "logit_rows": _as(logit_rows, torch.int64),
+        }
+        num_tokens, num_seqs = token_ids.shape[0], batch.seq_lens.shape[0]
+        assert batch.positions.shape == batch.slots.shape == (num_tokens,)
+        assert batch.query_start.shape == (num_seqs + 1,)
+        assert batch.block_tables.shape[0] == num_seqs
+        step = Step(
+            num_tokens=num_tokens,
+            num_seqs=num_seqs,
+            table_size=batch.block_tables.shape[1],
+            block_size=block_size,
+            num_blocks=num_blocks,
+            num_logit_rows=logit_rows.shape[0],
+            kv_cache=kv_cache.data_ptr(),
+            logits=logits.data_ptr(),
+            **{name: tensor.data_ptr() for name, tensor in tensors.items()},
+        )
+        self._raise_on(self._library.quire_forward(self._handle, ctypes.byref(step)))
+        return logits
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds spent so far in each phase of the steps."""
+        seconds = (ctypes.c_double * len(PHASES))()
+        self._library.quire_phase_seconds(self._handle, seconds)
+        return dict(zip(PHASES, seconds, strict=True))
+
+    def _load(self, weights: DecoderWeights, progress: Callable[[float], None]) -> None:
+        spec = self._spec
+        embedding = weights.embedding
+        output = weights.output or embedding
+        self._library.quire_set_embedding(
+            self._handle, FORMATS.index(embedding.format), self._embedding.data_ptr()
+        )
+        self._set_vector(0, VectorName.FINAL_NORM, weights.final_norm, spec.hidden_size)
+        self._set_vector(
+            0, VectorName.INVERSE_FREQUENCIES, weights.inverse_frequencies, spec.head_dim // 2
+        )
+        total = sum(_num_weights(m) for m in _all_matrices(weights))
+        done = 0
+        if weights.output:
+            done = _num_weights(embedding)
+        for index, layer in enumerate(weights.layers):
+            self._load_layer(index, layer)
+            done += sum(_num_weights(getattr(layer, field)) for _, field in _MATRICES)
+            progress(done / total)
+        self._set_matrix(0, MatrixName.OUTPUT, output, spec.vocab_size, spec.hidden_size)
+        progress(1.0)
+
+    def _load_layer(self, index: int, layer: LayerWeights) -> None:
+        spec = self._spec
+        query_size = spec.num_heads * spec.head_dim
+        kv_size = spec.num_kv_heads * spec.head_dim
+        shapes = {
+            MatrixName.QUERY: (query_size, spec.hidden_size),
+            MatrixName.KEY: (kv_size, spec.hidden_size),
+            MatrixName.VALUE: (kv_size, spec.hidden_size),
+            MatrixName.ATTENTION_OUTPUT: (spec.hidden_size, query_size),
+            MatrixName.GATE: (spec.intermediate_size, spec.hidden_size),
+            MatrixName.UP: (spec.intermediate_size, spec.hidden_size),
+            MatrixName.DOWN: (spec.hidden_size, spec.intermediate_size),
+        }
+        self._set_vector(index, VectorName.ATTENTION_NORM, layer.attention_norm, spec.hidden_size)
+        self._set_vector(index, VectorName.MLP_NORM, layer.mlp_norm, spec.hidden_size)
+        for name, field in _MATRICES:
+            self._set_matrix(index, name, getattr(layer, field), *shapes[name])
+            bias = getattr(layer, field + "_bias")
+            if bias is not None:
+                values = _floats(bias, shapes[name][0])
+                self._library.quire_set_bias(
+                    self._handle, index, name, values.data_ptr(), shapes[name][0]
+                )
+
+    def _set_matrix(
+        self, layer: int, name: MatrixName, matrix: StoredMatrix, num_rows: int, num_columns: int
+    ) -> None:
+        data = _checked(matrix, num_rows, num_columns)
+        number = FORMATS.index(matrix.format)
+        self._raise_on(
+            self._library.quire_set_matrix(
+                self._handle, layer, name, number, data.data_ptr(), num_rows, num_columns
+            )
+        )
+
+    def _set_vector(self, layer: int, name: VectorName, vector: torch.Tensor, size: int) -> None:
+        values = _floats(vector, size)
+        self._library.quire_set_vector(self._handle, layer, name, values.data_ptr(), size)
+
+    def _raise_on(self, code: int) -> None:
+        if code:
+            kind = MemoryError if ERRORS[code] == "out of memory" else IndexError
+            raise kind(ERRORS[code])
+
+
+def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype).contiguous()
+
+
+def _floats(vector: torch.Tensor, size: int) -> torch.Tensor:
+    assert vector.shape == (size,), f"a vector of {tuple(vector.shape)}, not {size}"
+    return _as(vector, torch.float32)
+
+
+def _num_weights(matrix: StoredMatrix) -> int:
+    return matrix.num_rows * matrix.num_columns
+
+
+def _checked(matrix: StoredMatrix, num_rows: int, num_columns: int) -> torch.Tensor:
+    """The matrix's data, contiguous, once its shape is found to be the model's."""
+    assert (matrix.num_rows, matrix.num_columns) == (num_rows, num_columns), "wrong matrix shape"
+    if matrix.format in _DENSE_DTYPES:
+        assert matrix.data.dtype == _DENSE_DTYPES[matrix.format]
+        assert matrix.data.shape == (num_rows, num_columns)
+    else:
+        assert matrix.data.dtype == torch.uint8 and matrix.data.shape[0] == num_rows
+    return matrix.data.contiguous()

@@ -1,0 +1,194 @@
+// A weight matrix in the order in which the kernels read it.
+//
+// Rows (outputs) stand in panels of kPanel = 2 * kLanes. Quantised, a panel is a run of blocks of 32
+// columns, and a block two tiles of kLanes rows:
+//
+//   tile  | quants, 4 columns of one row after another:   row 0: k k+1 k+2 k+3 | row 1: ... | row 7
+//         | for groups of 4 columns g = 0..7; with 4 bits, group g is the low and g + 4 the high nibble
+//         | scales [groups of 16 or 32 columns][kLanes], then minima likewise, if the format has any
+//
+// so that one load brings 4 columns of kLanes rows, to be multiplied by 4 activations repeated in each
+// lane. Dense, a panel is [num_columns][kPanel] elements. Rows beyond the matrix are zero.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "buffer.h"
+#include "formats.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace quire {
+
+constexpr int kBlock = 32;  // columns per block
+constexpr int kPanel = 2 * simd::kLanes;
+constexpr int kQuads = kBlock / 4;
+
+struct Half {
+  uint16_t bits;
+  static simd::Floats load(const uint8_t* p) {
+    return simd::load_half(reinterpret_cast<const uint16_t*>(p));
+  }
+};
+
+struct Bfloat {
+  uint16_t bits;
+  static simd::Floats load(const uint8_t* p) {
+    return simd::load_bfloat(reinterpret_cast<const uint16_t*>(p));
+  }
+};
+
+struct Float {
+  float value;
+  static simd::Floats load(const uint8_t* p) { return simd::load(reinterpret_cast<const float*>(p)); }
+};
+
+// How a quantised format lies in a tile. kBits: 4 (unsigned) or 8 (signed).
+template <int bits, int group, bool has_minimum, class ScaleType, int zero = 0>
+struct Layout {
+  using Scale = ScaleType;
+  static constexpr int kBits = bits;
+  static constexpr int kGroup = group;
+  static constexpr int kGroups = kBlock / group;
+  static constexpr bool kHasMinimum = has_minimum;
+  static constexpr int kZero = zero;
+  static constexpr int kQuantBytes = simd::kLanes * kBlock * bits / 8;
+  static constexpr int kScaleBytes = kGroups * simd::kLanes * static_cast<int>(sizeof(Scale));
+  static constexpr int kTileBytes = kQuantBytes + kScaleBytes * (has_minimum ? 2 : 1);
+  static constexpr int kBlockBytes = 2 * kTileBytes;
+
+  static simd::Floats scale(const uint8_t* tile, int g) {
+    return Scale::load(tile + kQuantBytes + g * simd::kLanes * static_cast<int>(sizeof(Scale)));
+  }
+  static simd::Floats minimum(const uint8_t* tile, int g) { return scale(tile + kScaleBytes, g); }
+};
+
+using Nibbles = Layout<4, 32, false, Half, 8>;
+using NibblesMinimum = Layout<4, 32, true, Half>;
+using NibblesMinimumWide = Layout<4, 32, true, Float>;
+using Octets = Layout<8, 32, false, Half>;
+using OctetsMinimum = Layout<8, 32, true, Half>;
+using OctetsMinimumWide = Layout<8, 32, true, Float>;
+using Octets16 = Layout<8, 16, false, Float>;
+using Octets16Minimum = Layout<8, 16, true, Float>;
+
+// Calls visitor(Layout()) with the layout of a quantised format.
+template <class Visitor>
+void with_layout(Format format, const Visitor& visitor) {
+  switch (format) {
+    case Format::kQ4_0: return visitor(Nibbles());
+    case Format::kQ4_1: return visitor(NibblesMinimum());
+    case Format::kQ4_K: return visitor(NibblesMinimumWide());
+    case Format::kQ5_0:
+    case Format::kQ8_0: return visitor(Octets());
+    case Format::kQ5_1: return visitor(OctetsMinimum());
+    case Format::kQ5_K: return visitor(OctetsMinimumWide());
+    case Format::kQ3_K:
+    case Format::kQ6_K: return visitor(Octets16());
+    case Format::kQ2_K: return visitor(Octets16Minimum());
+    case Format::kF32:
+    case Format::kF16:
+    case Format::kBF16: break;
+  }
+}
+
+struct Matrix {
+  Format format = Format::kF32;
+  int num_rows = 0;
+  int num_columns = 0;
+  size_t panel_bytes = 0;
+  Buffer<uint8_t> bytes;
+
+  int num_panels() const { return (num_rows + kPanel - 1) / kPanel; }
+  const uint8_t* panel(int index) const { return bytes.data() + index * panel_bytes; }
+};
+
+namespace packing {
+
+// The scale or minimum of row `lane`, group g; a half keeps the file's bits.
+template <class Scale>
+void put_scale(uint8_t* scales, int g, int lane, float value, uint16_t half) {
+  uint8_t* p = scales + (g * simd::kLanes + lane) * static_cast<int>(sizeof(Scale));
+  if constexpr (std::is_same_v<Scale, Half>) {
+    std::memcpy(p, &half, 2);
+  } else {
+    std::memcpy(p, &value, 4);
+  }
+}
+
+// 32 weights of a decoded block, from `first`, as row `lane` of a tile.
+template <class L>
+void put_weights(const DecodedBlock& block, int first, int lane, uint8_t* tile) {
+  const int8_t* quants = block.quants + first;
+  for (int quad = 0; quad < (L::kBits == 4 ? kQuads / 2 : kQuads); ++quad) {
+    uint8_t* p = tile + (quad * simd::kLanes + lane) * 4;
+    for (int j = 0; j < 4; ++j) {
+      const int low = quants[4 * quad + j];
+      p[j] = static_cast<uint8_t>(L::kBits == 4 ? low | quants[16 + 4 * quad + j] << 4 : low);
+    }
+  }
+  for (int g = 0; g < L::kGroups; ++g) {
+    const int group = first / L::kGroup + g;
+    uint8_t* scales = tile + L::kQuantBytes;
+    put_scale<typename L::Scale>(scales, g, lane, block.scales[group], block.scale_half);
+    if constexpr (L::kHasMinimum) {
+      put_scale<typename L::Scale>(scales + L::kScaleBytes, g, lane, block.minima[group],
+                                   block.minimum_half);
+    }
+  }
+}
+
+template <class L>
+void pack_row(Format format, const uint8_t* row, int num_columns, int place, uint8_t* panel) {
+  const BlockShape shape = block_shape(format);
+  uint8_t* tile = panel + place / simd::kLanes * L::kTileBytes;
+  DecodedBlock block;
+  for (int start = 0; start < num_columns; start += shape.num_weights, row += shape.num_bytes) {
+    decode_block(format, row, block);
+    for (int first = 0; first < shape.num_weights; first += kBlock, tile += L::kBlockBytes) {
+      put_weights<L>(block, first, place % simd::kLanes, tile);
+    }
+  }
+}
+
+inline void pack_dense_row(int element_bytes, const uint8_t* row, int num_columns, int place,
+                           uint8_t* panel) {
+  for (int k = 0; k < num_columns; ++k) {
+    std::memcpy(panel + (static_cast<size_t>(k) * kPanel + place) * element_bytes,
+                row + static_cast<size_t>(k) * element_bytes, element_bytes);
+  }
+}
+
+}  // namespace packing
+
+// Repacks stored rows [num_rows, num_columns]; num_columns is a multiple of the format's block.
+inline Matrix pack_matrix(Format format, const uint8_t* data, int num_rows, int num_columns,
+                          ThreadPool& pool) {
+  const BlockShape shape = block_shape(format);
+  const size_t row_bytes = static_cast<size_t>(num_columns) / shape.num_weights * shape.num_bytes;
+  Matrix matrix;
+  matrix.format = format;
+  matrix.num_rows = num_rows;
+  matrix.num_columns = num_columns;
+  matrix.panel_bytes = static_cast<size_t>(num_columns) * shape.num_bytes * kPanel;
+  with_layout(format, [&](auto layout) {
+    matrix.panel_bytes = static_cast<size_t>(num_columns) / kBlock * decltype(layout)::kBlockBytes;
+  });
+  matrix.bytes = Buffer<uint8_t>(matrix.num_panels() * matrix.panel_bytes);
+  pool.run(matrix.num_panels(), [&](int index, int) {
+    uint8_t* panel = matrix.bytes.data() + index * matrix.panel_bytes;
+    const int count = std::min(kPanel, num_rows - index * kPanel);
+    for (int place = 0; place < count; ++place) {
+      const uint8_t* row = data + (static_cast<size_t>(index) * kPanel + place) * row_bytes;
+      if (is_dense(format)) packing::pack_dense_row(shape.num_bytes, row, num_columns, place, panel);
+      with_layout(format, [&](auto layout) {
+        packing::pack_row<decltype(layout)>(format, row, num_columns, place, panel);
+      });
+    }
+  });
+  return matrix;
+}
+
+}  // namespace quire

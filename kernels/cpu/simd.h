@@ -1,0 +1,61 @@
+// The vector operations that every kernel is written in.
+//
+// A vector holds kLanes 32-bit lanes. The types are GCC vector extensions, so + - * & >> and
+// comparisons work on them everywhere; what an instruction set does better than the compiler stands
+// in its own header. A further instruction set is one more such header (it may set another kLanes).
+//
+// Built with -ffp-contract=off: a multiply-add is fused where it says fused_multiply_add and nowhere
+// else, so every instance of a template rounds alike. The batch invariance of the results rests on it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "simd_avx2.h"
+#else
+#include "simd_portable.h"
+#endif
+
+namespace quire::simd {
+
+inline float sum(Floats v) {
+  float total = v[0];
+  for (int i = 1; i < kLanes; ++i) total += v[i];
+  return total;
+}
+
+inline float largest(Floats v) {
+  float best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+inline Floats absolute(Floats v) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & 0x7fffffff);
+}
+
+// e^x. Range reduction by ln 2 in two parts and the polynomial of Cephes' expf: within 2 units in
+// the last place for -87.3 <= x <= 88; 0 below (also for -infinity), clamped above.
+inline Floats exp(Floats x) {
+  const Floats rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Ints is_zero = x < -87.3f;
+  x = min(max(x, splat(-87.3f)), splat(88.0f));
+  const Floats n = fused_multiply_add(x, splat(1.44269504f), rounder) - rounder;
+  Floats r = fused_multiply_add(n, splat(-0.693359375f), x);
+  r = fused_multiply_add(n, splat(2.12194440e-4f), r);
+  Floats p = splat(1.9875691500e-4f);
+  p = fused_multiply_add(p, r, splat(1.3981999507e-3f));
+  p = fused_multiply_add(p, r, splat(8.3334519073e-3f));
+  p = fused_multiply_add(p, r, splat(4.1665795894e-2f));
+  p = fused_multiply_add(p, r, splat(1.6666665459e-1f));
+  p = fused_multiply_add(p, r, splat(5.0000001201e-1f));
+  p = fused_multiply_add(p * r, r, r) + splat(1.0f);
+  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+  const Floats value = p * reinterpret_cast<Floats>(power);
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(value) & ~is_zero);
+}
+
+}  // namespace quire::simd

@@ -1,0 +1,74 @@
+// Vector operations for x86-64 with AVX2, FMA and F16C: 8 lanes.
+#pragma once
+
+#include <immintrin.h>
+
+namespace quire::simd {
+
+constexpr int kLanes = 8;
+using Floats = float __attribute__((vector_size(32)));
+using Ints = int32_t __attribute__((vector_size(32)));
+using Shorts = int16_t __attribute__((vector_size(32)));
+using Bytes = uint8_t __attribute__((vector_size(32)));
+
+inline Floats load(const float* p) { return (Floats)_mm256_loadu_ps(p); }
+inline void store(float* p, Floats v) { _mm256_storeu_ps(p, (__m256)v); }
+inline Floats splat(float x) { return (Floats)_mm256_set1_ps(x); }
+inline Floats max(Floats a, Floats b) { return (Floats)_mm256_max_ps((__m256)a, (__m256)b); }
+inline Floats min(Floats a, Floats b) { return (Floats)_mm256_min_ps((__m256)a, (__m256)b); }
+inline Floats to_floats(Ints v) { return (Floats)_mm256_cvtepi32_ps((__m256i)v); }
+inline Ints round_to_ints(Floats v) { return (Ints)_mm256_cvtps_epi32((__m256)v); }
+
+// a * b + c, rounded once
+inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+
+// kLanes IEEE halves
+inline Floats load_half(const uint16_t* p) {
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
+
+// kLanes bfloat16
+inline Floats load_bfloat(const uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return (Floats)_mm256_slli_epi32(wide, 16);
+}
+
+inline Bytes load_bytes(const uint8_t* p) { return (Bytes)_mm256_loadu_si256((const __m256i*)p); }
+
+// 4 bytes, repeated in every lane
+inline Bytes splat_quad(const int8_t* p) {
+  int32_t quad;
+  std::memcpy(&quad, p, 4);
+  return (Bytes)_mm256_set1_epi32(quad);
+}
+
+inline Bytes low_nibbles(Bytes v) {
+  return (Bytes)_mm256_and_si256((__m256i)v, _mm256_set1_epi8(15));
+}
+
+inline Bytes high_nibbles(Bytes v) {
+  return (Bytes)_mm256_and_si256(_mm256_srli_epi16((__m256i)v, 4), _mm256_set1_epi8(15));
+}
+
+// Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
+inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
+  return (Shorts)_mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
+}
+
+// Sums of pairs of 16-bit integers
+inline Ints add_pairs(Shorts v) {
+  return (Ints)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi16(1));
+}
+
+// Sums of four products, signed by signed. The weights' sign moves to the other factor, which must
+// not hold -128: |sum of a pair| <= 2 * 128 * 127 fits 16 bits.
+inline Ints dot_quads(Bytes weights, Bytes values) {
+  const __m256i w = (__m256i)weights;
+  const __m256i magnitude = _mm256_abs_epi8(w);
+  const __m256i moved = _mm256_sign_epi8((__m256i)values, w);
+  return add_pairs((Shorts)_mm256_maddubs_epi16(magnitude, moved));
+}
+
+}  // namespace quire::simd

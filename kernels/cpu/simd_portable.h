@@ -1,0 +1,110 @@
+// Vector operations for any machine, left to the compiler: 8 lanes, no intrinsics.
+#pragma once
+
+namespace quire::simd {
+
+constexpr int kLanes = 8;
+using Floats = float __attribute__((vector_size(32)));
+using Ints = int32_t __attribute__((vector_size(32)));
+using Shorts = int16_t __attribute__((vector_size(32)));
+using Bytes = uint8_t __attribute__((vector_size(32)));
+
+inline Floats load(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+inline Floats splat(float x) { return Floats{x, x, x, x, x, x, x, x}; }
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
+inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
+
+// To the nearest, ties to even
+inline Ints round_to_ints(Floats v) {
+  const Floats rounder = splat(12582912.0f);
+  return __builtin_convertvector((v + rounder) - rounder, Ints);
+}
+
+// Rounded twice here: without the instruction a fused one would be a slow library call.
+inline Floats fused_multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
+
+inline float half_to_float(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16;
+  const uint32_t magnitude = half & 0x7fffu;
+  uint32_t bits;
+  if (magnitude >= 0x7c00u) {  // infinity, NaN
+    bits = 0x7f800000u | (magnitude << 13);
+  } else if (magnitude >= 0x0400u) {
+    bits = (magnitude << 13) + (112u << 23);
+  } else {  // subnormal: a multiple of 2^-24
+    const float value = static_cast<float>(magnitude) * 5.9604644775390625e-8f;
+    std::memcpy(&bits, &value, 4);
+  }
+  bits |= sign;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+inline Floats load_half(const uint16_t* p) {
+  Floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(p[i]);
+  return v;
+}
+
+inline Floats load_bfloat(const uint16_t* p) {
+  Ints v;
+  for (int i = 0; i < kLanes; ++i) v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+  return reinterpret_cast<Floats>(v);
+}
+
+inline Bytes load_bytes(const uint8_t* p) {
+  Bytes v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// 4 bytes, repeated in every lane
+inline Bytes splat_quad(const int8_t* p) {
+  int32_t quad;
+  std::memcpy(&quad, p, 4);
+  return reinterpret_cast<Bytes>(Ints{quad, quad, quad, quad, quad, quad, quad, quad});
+}
+
+inline Bytes low_nibbles(Bytes v) { return v & 15; }
+inline Bytes high_nibbles(Bytes v) { return v >> 4; }
+
+// Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
+inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
+  Shorts v;
+  for (int i = 0; i < 2 * kLanes; ++i) {
+    v[i] = static_cast<int16_t>(unsigned_bytes[2 * i] * static_cast<int8_t>(signed_bytes[2 * i]) +
+                                unsigned_bytes[2 * i + 1] *
+                                    static_cast<int8_t>(signed_bytes[2 * i + 1]));
+  }
+  return v;
+}
+
+// Sums of pairs of 16-bit integers
+inline Ints add_pairs(Shorts v) {
+  Ints sums;
+  for (int i = 0; i < kLanes; ++i) sums[i] = v[2 * i] + v[2 * i + 1];
+  return sums;
+}
+
+// Sums of four products, signed by signed
+inline Ints dot_quads(Bytes weights, Bytes values) {
+  Ints sums;
+  for (int i = 0; i < kLanes; ++i) {
+    int32_t total = 0;
+    for (int j = 4 * i; j < 4 * i + 4; ++j) {
+      total += static_cast<int8_t>(weights[j]) * static_cast<int8_t>(values[j]);
+    }
+    sums[i] = total;
+  }
+  return sums;
+}
+
+}  // namespace quire::simd
