@@ -207,13 +207,15 @@ class FakeWorker:
         rows += zip(plan.chunk_handles, plan.chunk_num_tokens, plan.chunk_samples, strict=True)
         for handle, num_tokens, samples in rows:
             state = self._states[handle]
+            if self.fail_when(state.token_ids):
+                # Also in the plan that was on its way when the first failure was told.
+                failures.append(SequenceFailure(handle, "made to fail"))
+                continue
             state.num_computed += num_tokens
             assert state.num_computed <= len(state.token_ids), "more computed than known"
             assert state.num_computed <= state.num_blocks * self.block_size, "beyond its blocks"
             assert samples == (state.num_computed == len(state.token_ids)), "samples wrongly"
-            if self.fail_when(state.token_ids):
-                failures.append(SequenceFailure(handle, "made to fail"))
-            elif samples:
+            if samples:
                 token = self.next_token(state.token_ids)
                 state.token_ids.append(token)
                 handles.append(handle)

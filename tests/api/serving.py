@@ -163,6 +163,39 @@ async def answer(served: Served, message: inference_pb2.GenerateRequest) -> Answ
     return Answer([response async for response in served.generation.Generate(message)])
 
 
+class OpenStream:
+    """A stream that is read a piece at a time."""
+
+    def __init__(self, served: Served, message: inference_pb2.GenerateRequest) -> None:
+        self._call = served.generation.Generate(message)
+        self._iterator = self._call.__aiter__()
+        self._responses: list[inference_pb2.GenerateResponse] = []
+
+    async def read(self) -> inference_pb2.GenerateResponse:
+        """The next response."""
+        self._responses.append(await anext(self._iterator))
+        return self._responses[-1]
+
+    async def rest(self) -> Answer:
+        """Everything, also what was read before."""
+        self._responses += [response async for response in self._iterator]
+        return Answer(self._responses)
+
+    async def error(self) -> grpc.aio.AioRpcError:
+        """The error that the stream ends with."""
+        return await error_of(self._iterator)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+async def opened(served: Served, message: inference_pb2.GenerateRequest) -> OpenStream:
+    """A stream whose request has started."""
+    stream = OpenStream(served, message)
+    assert (await stream.read()).HasField("started")
+    return stream
+
+
 async def error_of(call: Any) -> grpc.aio.AioRpcError:
     """The error that a call or stream ends with; fails when there is none."""
     try:
