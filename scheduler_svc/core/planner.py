@@ -171,7 +171,8 @@ class StepPlanner:
             num_new = min(remaining, self._prefill_budget)
             self._prefill_budget -= num_new
         self._draft.compute(seq.row, depth + num_new, num_new, samples=num_new == remaining)
-        if num_new == remaining:
+        if depth + num_new >= seq.num_prompt_tokens - 1:
+            # All that siblings can share; its last token may come by the way of decodes.
             self._waiting.release_held(seq.request)
 
     # -- ways in ------------------------------------------------------------------------------

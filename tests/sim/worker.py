@@ -13,6 +13,9 @@ from shared.plan import CacheOpKind, SequenceFailure, SequenceStart, StepPlan, S
 from tests.sim.model import ROOT, draw, extend
 
 
+RUBBISH = -7
+
+
 @dataclass(slots=True)
 class WorkerSequence:
     """A sequence as the worker keeps it."""
@@ -52,6 +55,9 @@ class SimWorker:
         work += zip(plan.chunk_handles, plan.chunk_num_tokens, plan.chunk_samples, strict=True)
         self._broken |= failing
         failed = [handle for handle, _, _ in work if handle in self._broken]
+        for handle, num_new, _ in work:
+            if handle in self._broken:
+                self._spoil(handle, num_new)
         sampled = [
             (handle, self._compute(handle, num_new, samples))
             for handle, num_new, samples in work
@@ -114,6 +120,14 @@ class SimWorker:
         token = draw(states, seq.seed, seq.index, len(seq.token_ids))
         seq.token_ids.append(token)
         return token
+
+    def _spoil(self, handle: int, num_new: int) -> None:
+        """A failed sequence leaves rubbish where its tokens were to go."""
+        seq = self.sequences[handle]
+        for position in range(seq.num_computed, seq.num_computed + num_new):
+            block = self._device[seq.block_table[position // self.block_size]]
+            block[position % self.block_size] = RUBBISH
+        seq.num_computed += num_new
 
     def _read(self, seq: WorkerSequence, position: int) -> int:
         if position < 0:
