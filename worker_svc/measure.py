@@ -11,41 +11,44 @@ from shared.sampling import SamplingParams
 from worker_svc.kv_cache import KvCache
 from worker_svc.model_runner import ModelRunner
 
-PREFILL_TOKENS = 256
+PREFILL_TOKENS = 128
+WARM_UP_TOKENS = 16
 MAX_COPIED_BLOCKS = 64
 COPY_BYTES_PER_S = 1e9
 """Told when there is no host pool, so that nothing is ever copied."""
 
 
 def prefill_rate(runner: ModelRunner, num_tokens: int) -> float:
-    """Prompt tokens per second of one chunk of `num_tokens`, after a first run to warm up.
+    """Prompt tokens per second of one chunk of `num_tokens`, after a short one to warm up.
 
     Runs plans on the runner's state, and forgets them.
     """
-    state = runner.state
-    num_blocks = -(-num_tokens // state.block_size)
-    seconds = 0.0
-    for _ in range(2):
-        start = SequenceStart(
-            handle=0,
-            token_ids=[token % 7 for token in range(num_tokens)],
-            num_prompt_tokens=num_tokens,
-            num_computed_tokens=0,
-            block_table=range(num_blocks),
-            sampling=SamplingParams(temperature=0.0),
-        )
-        plan = StepPlan(
-            step=1,
-            base_step=0,
-            reset=True,
-            starts=[start],
-            chunk_handles=[0],
-            chunk_num_tokens=[num_tokens],
-            chunk_samples=[True],
-        )
-        seconds = runner.execute(plan).execute_s
-    state.reset()
+    runner.execute(_prefill_plan(min(WARM_UP_TOKENS, num_tokens), runner.state.block_size))
+    plan = _prefill_plan(num_tokens, runner.state.block_size)
+    seconds = runner.execute(plan).execute_s
+    runner.state.reset()
     return num_tokens / seconds
+
+
+def _prefill_plan(num_tokens: int, block_size: int) -> StepPlan:
+    """One sequence of arbitrary tokens, from scratch."""
+    start = SequenceStart(
+        handle=0,
+        token_ids=[token % 7 for token in range(num_tokens)],
+        num_prompt_tokens=num_tokens,
+        num_computed_tokens=0,
+        block_table=range(-(-num_tokens // block_size)),
+        sampling=SamplingParams(temperature=0.0),
+    )
+    return StepPlan(
+        step=1,
+        base_step=0,
+        reset=True,
+        starts=[start],
+        chunk_handles=[0],
+        chunk_num_tokens=[num_tokens],
+        chunk_samples=[True],
+    )
 
 
 def copy_rate(cache: KvCache) -> float:

@@ -114,12 +114,11 @@ class _Layer:
         sines: torch.Tensor,
     ) -> torch.Tensor:
         spec = self._spec
-        heads = self._query_key_value(normed).unflatten(-1, (-1, spec.head_dim))
-        query, key, value = heads.split(
-            (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1
-        )
-        query = rotate(query, cosines, sines)
-        key = rotate(key, cosines, sines)
+        heads = self._query_key_value(normed).view(normed.shape[0], -1, spec.head_dim)
+        first_value = spec.num_heads + spec.num_kv_heads
+        query = rotate(heads[:, : spec.num_heads], cosines, sines)
+        key = rotate(heads[:, spec.num_heads : first_value], cosines, sines)
+        value = heads[:, first_value:]
         self._kernels.write_kv(key, value, kv_cache, self._index, batch.slots)
         attended = self._kernels.paged_attention(
             query, kv_cache, self._index, batch, spec.head_dim**-0.5

@@ -70,7 +70,7 @@ def _layer(reader: _Reader, spec: ModelSpec, index: int) -> LayerWeights:
 
 def rows_in_halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Rows [num_heads * head_dim, ...] from pairs of neighbours to half-rotated order; a copy."""
-    by_pair = rows.unflatten(0, (-1, head_dim // 2, 2))
+    by_pair = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
     return by_pair.transpose(1, 2).reshape(rows.shape)
 
 
