@@ -54,6 +54,11 @@ class Served:
             if answer.status == status:
                 return
 
+    async def wait_live(self, num_requests: int) -> None:
+        """Returns when the core holds so many requests."""
+        while len(list(self.server.engine.scheduler.live_requests())) != num_requests:
+            await self.status()
+
     async def wait_idle(self) -> None:
         """Returns when the engine has checked that nothing is held any more."""
         await self.server.engine.wait_idle()

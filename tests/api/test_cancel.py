@@ -11,12 +11,7 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import continuation, joined, letter_after
-from tests.api.serving import OpenStream, Served, answer, error_of, opened, request, serving
-
-
-async def _wait_live(served: Served, num_requests: int) -> None:
-    while sum(1 for _ in served.server.engine.scheduler.live_requests()) != num_requests:
-        await served.status()
+from tests.api.serving import OpenStream, answer, error_of, opened, request, serving
 
 
 async def test_a_cancelled_stream_stops_in_the_next_plan(
@@ -33,7 +28,7 @@ async def test_a_cancelled_stream_stops_in_the_next_plan(
                 num_tokens += len((await stream.read()).delta.token_ids)
             worker.hold()
             stream.cancel()
-            await _wait_live(served, 0)
+            await served.wait_live(0)
             num_plans = len(worker.plans)
             worker.release()
             await served.wait_idle()
@@ -51,9 +46,9 @@ async def test_a_waiting_request_can_be_cancelled(spec: ModelSpec, text_model: T
             worker.hold()
             running = await opened(served, request())
             waiting = OpenStream(served, request())
-            await _wait_live(served, 2)
+            await served.wait_live(2)
             waiting.cancel()
-            await _wait_live(served, 1)
+            await served.wait_live(1)
             worker.release()
             assert (await running.rest()).finished.usage.num_output_tokens == 8
             await served.wait_idle()
@@ -80,7 +75,7 @@ async def test_fifty_cancels_leave_no_task_behind(spec: ModelSpec, text_model: T
         baseline = len(asyncio.all_tasks())
         for _ in range(50):
             (await opened(served, request(max_tokens=200))).cancel()
-        await _wait_live(served, 0)
+        await served.wait_live(0)
         await served.wait_idle()
         while len(asyncio.all_tasks()) > baseline:
             await served.status()
@@ -95,7 +90,7 @@ async def test_the_deadline_of_a_call_ends_its_request(
             await served.wait_status(1)
             worker.hold()
             error = await error_of(served.generation.Generate(request(), timeout=0.2))
-            await _wait_live(served, 0)
+            await served.wait_live(0)
             worker.release()
             await served.wait_idle()
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED

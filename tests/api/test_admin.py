@@ -1,0 +1,97 @@
+"""What the operator sees and steers."""
+
+from __future__ import annotations
+
+import grpc
+
+from protos.quire.admin.v1 import admin_pb2
+from protos.quire.inference.v1 import inference_pb2
+from scheduler_svc.text.tokenizer import TextModel
+from shared.model_spec import ModelSpec
+from tests.api.fake_worker import joined
+from tests.api.serving import NOT_SERVING, SERVING, answer, error_of, opened, request, serving
+
+
+async def test_the_state_shows_what_runs_and_what_is_held(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    async with serving(spec, text_model) as served:
+        worker = served.worker()
+        async with joined(worker):
+            await served.wait_status(SERVING)
+            await answer(served, request("x" * 40))
+            await served.wait_idle()
+            idle = await served.admin.GetEngineState(admin_pb2.GetEngineStateRequest())
+            worker.hold()
+            await opened(served, request("y" * 40, request_id="mine"))
+            busy = await served.admin.GetEngineState(admin_pb2.GetEngineStateRequest())
+            live = await served.admin.ListRequests(admin_pb2.ListRequestsRequest())
+            workers = await served.admin.ListWorkers(admin_pb2.ListWorkersRequest())
+            worker.release()
+    (replica,) = idle.replicas
+    assert (idle.num_waiting, idle.num_running, idle.num_swapped) == (0, 0, 0)
+    assert replica.num_free_blocks + replica.num_cached_blocks == replica.num_blocks == 64
+    assert replica.num_cached_blocks > 0
+    assert replica.num_steps >= 8
+    assert replica.schedule_s > 0
+    assert replica.execute_s > 0
+    assert idle.counters["requests_finished"] == 1
+    assert busy.num_running == busy.replicas[0].num_running == 1
+    assert busy.replicas[0].num_steps_in_flight == 2
+    (mine,) = live.requests
+    assert (mine.request_id, mine.state, mine.num_prompt_tokens) == ("mine", "RUNNING", 40)
+    (member,) = workers.workers
+    assert (member.worker_id, member.device) == ("worker-0", "cpu")
+    assert member.state == admin_pb2.WORKER_STATE_READY
+    assert member.epoch == worker.epoch
+
+
+async def test_paused_admission_refuses_and_lets_live_requests_end(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    async with serving(spec, text_model) as served, joined(served.worker()):
+        await served.wait_status(SERVING)
+        stream = await opened(served, request(max_tokens=100))
+        await served.admin.PauseAdmission(admin_pb2.PauseAdmissionRequest())
+        error = await error_of(served.generation.Generate(request()))
+        await served.wait_status(NOT_SERVING)
+        assert (await stream.rest()).finished.usage.num_output_tokens == 100
+        await served.admin.ResumeAdmission(admin_pb2.ResumeAdmissionRequest())
+        await served.wait_status(SERVING)
+        await answer(served, request())
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "paused" in error.details()
+
+
+async def test_a_flushed_prefix_is_computed_again(spec: ModelSpec, text_model: TextModel) -> None:
+    async with serving(spec, text_model) as served, joined(served.worker()):
+        await served.wait_status(SERVING)
+        await answer(served, request("x" * 40))
+        await served.wait_idle()
+        flushed = await served.admin.FlushPrefixCache(admin_pb2.FlushPrefixCacheRequest())
+        again = await answer(served, request("x" * 40))
+    assert flushed.num_blocks > 0
+    assert again.started.num_cached_tokens == 0
+
+
+async def test_requests_and_workers_are_steered_by_name(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    async with serving(spec, text_model) as served:
+        worker = served.worker()
+        async with joined(worker):
+            await served.wait_status(SERVING)
+            stream = await opened(served, request(request_id="mine", max_tokens=200))
+            await served.admin.CancelRequest(admin_pb2.CancelRequestRequest(request_id="mine"))
+            cancelled = await stream.rest()
+            no_request = await error_of(
+                served.admin.CancelRequest(admin_pb2.CancelRequestRequest(request_id="mine"))
+            )
+            await served.admin.DrainWorker(admin_pb2.DrainWorkerRequest(worker_id="worker-0"))
+            await worker.left.wait()
+            await served.wait_status(NOT_SERVING)
+            no_worker = await error_of(
+                served.admin.DrainWorker(admin_pb2.DrainWorkerRequest(worker_id="other"))
+            )
+    assert cancelled.finished.reason == inference_pb2.FINISH_REASON_CANCELLED
+    assert no_request.code() is no_worker.code() is grpc.StatusCode.NOT_FOUND
