@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BlockPool:
-    """Reference counts and a free list in the order of last use; every operation is O(1).
+    """Reference counts and a free list in the order of last use; O(1) for each block.
 
     The free list is doubly linked through two arrays, with a sentinel at index `num_blocks`:
 
@@ -25,13 +25,19 @@ class BlockPool:
         """How many tables and pending operations hold `block`; 0 is free."""
         return self._refs[block]
 
-    def take(self) -> int:
-        """The free block whose content is worth least, with one reference."""
-        assert self.num_free > 0, "no free block: check num_free first"
-        block = self._next[self.num_blocks]
-        self._unlink(block)
-        self._refs[block] = 1
-        return block
+    def take(self, count: int) -> list[int]:
+        """The `count` free blocks whose content is worth least, with one reference each."""
+        assert count <= self.num_free, "too few free blocks: check num_free first"
+        following, sentinel = self._next, self.num_blocks
+        block = sentinel
+        blocks = [block := following[block] for _ in range(count)]
+        for block in blocks:
+            self._refs[block] = 1
+        if blocks:
+            rest = following[blocks[-1]]
+            following[sentinel], self._prev[rest] = rest, sentinel
+            self.num_free -= count
+        return blocks
 
     def share(self, block: int) -> None:
         """One more reference; a free block leaves the free list with its content."""

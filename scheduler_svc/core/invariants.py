@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.replica import MAX_PLANS_IN_FLIGHT, Replica
 from scheduler_svc.core.request import Request, Sequence
@@ -80,12 +82,13 @@ def _check_rows(replica: Replica, running: list[Sequence]) -> None:
     assert table.num_active == len(running) <= replica.max_num_seqs
     for seq in running:
         row = seq.row
-        assert table.sequence(row) is seq and table.refs[row] is seq.ref
+        assert table.sequence(row) is seq and table.refs(np.array([row])) == [seq.ref]
         computed, known, total = (
             int(counts[row]) for counts in (table.num_computed, table.num_tokens, table.num_total)
         )
         assert 0 <= computed < total <= table.limit[row], seq.ref
-        assert len(seq.token_ids) <= known <= total <= known + MAX_PLANS_IN_FLIGHT
+        assert 0 <= known - len(seq.token_ids) <= table.block_size
+        assert known <= total <= known + MAX_PLANS_IN_FLIGHT
         assert computed <= table.capacity[row] == len(seq.block_table) * table.block_size
         assert len(set(seq.block_table)) == len(seq.block_table), "a block twice in one table"
         assert seq.num_published_blocks * table.block_size <= computed

@@ -7,6 +7,7 @@ preempt and what to send is the planner's business.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.block_pool import BlockPool
@@ -69,9 +70,8 @@ class KVCacheManager:
         if not self._is_caching:
             return match
         for number in range((len(seq.token_ids) - 1) // self.block_size):
-            entry = self.index.find(
-                self._digest(seq, number), match.parent, self._tokens_of(seq, number)
-            )
+            tokens = self._tokens_of(seq, number)
+            entry = self.index.find(self._digest(seq, number, tokens), match.parent, tokens)
             if entry is None:
                 break
             match.blocks.append(entry.block)
@@ -106,15 +106,21 @@ class KVCacheManager:
         seq.block_table = list(match.blocks)
         seq.num_published_blocks = match.num_published
         seq.parent = match.parent
-        for _ in range(self.num_blocks_for(len(seq.token_ids)) - len(match.blocks)):
-            self.append_block(seq)
+        num_new = self.num_blocks_for(len(seq.token_ids)) - len(match.blocks)
+        seq.block_table += self._take(num_new)
 
-    def append_block(self, seq: Sequence) -> int:
-        """One more block at the end of the table of `seq`; a free block must be there."""
-        block = self.pool.take()
-        self.index.remove(block)
-        seq.block_table.append(block)
-        return block
+    def grow(self, sequences: SequenceOf[Sequence]) -> list[int]:
+        """One more block at the end of each table; gives these blocks. So many must be free."""
+        blocks = self._take(len(sequences))
+        for seq, block in zip(sequences, blocks, strict=True):
+            seq.block_table.append(block)
+        return blocks
+
+    def _take(self, count: int) -> list[int]:
+        blocks = self.pool.take(count)
+        for block in blocks:
+            self.index.remove(block)
+        return blocks
 
     # -- content ------------------------------------------------------------------------------
 
@@ -124,14 +130,22 @@ class KVCacheManager:
         if not self._is_caching:
             return
         for number in range(seq.num_published_blocks, num_computed // self.block_size):
-            entry = self.index.publish(
-                seq.block_table[number],
-                self._digest(seq, number),
-                seq.parent,
-                self._tokens_of(seq, number),
-            )
-            seq.parent = entry.serial
-            seq.num_published_blocks = number + 1
+            self._publish_next(seq, self._tokens_of(seq, number))
+
+    def publish_last(self, seq: Sequence, tokens: bytes) -> None:
+        """The same for all of `seq.token_ids`, whose last block has `tokens`."""
+        num_blocks = len(seq.token_ids) // self.block_size
+        if self._is_caching and seq.num_published_blocks == num_blocks - 1:
+            self._publish_next(seq, tokens)
+        else:
+            self.publish(seq, num_blocks * self.block_size)
+
+    def _publish_next(self, seq: Sequence, tokens: bytes) -> None:
+        number = seq.num_published_blocks
+        digest = self._digest(seq, number, tokens)
+        entry = self.index.publish(seq.block_table[number], digest, seq.parent, tokens)
+        seq.parent = entry.serial
+        seq.num_published_blocks = number + 1
 
     def free(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each of a table's leading blocks; the last ones are reused
@@ -150,13 +164,15 @@ class KVCacheManager:
         start = number * self.block_size
         return token_bytes(seq.token_ids[start : start + self.block_size])
 
-    def _digest(self, seq: Sequence, number: int) -> bytes:
-        """The digest of a full block; kept with the sequence, for any replica."""
+    def _digest(self, seq: Sequence, number: int, tokens: bytes) -> bytes:
+        """The digest of full block `number`, which has `tokens`; kept with the sequence, for any
+        replica of this block size."""
         if seq.digest_block_size != self.block_size:
             seq.digests.clear()
             seq.digest_block_size = self.block_size
         digests = seq.digests
-        while len(digests) <= number:
+        for missing in range(len(digests), number + 1):
             parent = digests[-1] if digests else self._hasher.root(seq.salt)
-            digests.append(self._hasher.digest(parent, self._tokens_of(seq, len(digests))))
+            block_tokens = tokens if missing == number else self._tokens_of(seq, missing)
+            digests.append(self._hasher.digest(parent, block_tokens))
         return digests[number]

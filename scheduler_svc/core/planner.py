@@ -81,19 +81,25 @@ class StepPlanner:
         table = self._replica.table
         top = decoding.size
         is_full = table.num_computed[:top] >= table.capacity[:top]
-        rows = np.flatnonzero(decoding & is_full).tolist()
-        if len(rows) > self._replica.kv.pool.num_free:
-            rows.sort(key=lambda row: table.sequence(row).key)
-        for row in rows:
+        rows = np.flatnonzero(decoding & is_full)
+        if rows.size <= self._replica.kv.pool.num_free:
+            self._grow(rows.tolist())
+            return
+        for row in sorted(rows.tolist(), key=lambda row: table.sequence(row).key):
             if not decoding[row]:
                 continue  # preempted for one before it
-            if not self._make_room(table.sequence(row), decoding):
+            if self._make_room(table.sequence(row), decoding):
+                self._grow([row])
+            else:
                 decoding[row] = False
                 self._num_stalled += 1
-                continue
-            block = self._replica.kv.append_block(table.sequence(row))
-            table.capacity[row] += table.block_size
-            self._draft.append(row, block)
+
+    def _grow(self, rows: list[int]) -> None:
+        if rows:
+            table = self._replica.table
+            blocks = self._replica.kv.grow([table.sequence(row) for row in rows])
+            table.capacity[rows] += table.block_size
+            self._draft.append(rows, blocks)
 
     def _make_room(self, seq: Sequence, decoding: Bools) -> bool:
         """Whether a free block is there for `seq`. Victims' blocks that plans in flight still
@@ -129,7 +135,7 @@ class StepPlanner:
         kv = replica.kv
         for record in replica.in_flight:
             record.swapped[victim.row] = victim
-        host_blocks = [kv.host_pool.take() for _ in range(kv.num_blocks_for(num_tokens))]
+        host_blocks = kv.host_pool.take(kv.num_blocks_for(num_tokens))
         self._draft.swap_out(victim.block_table[: len(host_blocks)], host_blocks)
         replica.leave(victim, SequenceState.SWAPPED, self._draft.record)
         victim.replica = replica.id
@@ -247,6 +253,7 @@ class StepPlanner:
     def _start(self, seq: Sequence, match: PrefixMatch) -> None:
         """Run `seq`, given whole, and compute what the budget allows."""
         replica = self._replica
+        token_ids = tuple(seq.token_ids)
         replica.start(seq, match)
         if match.copy_source is not None:
             # Copied when the plan runs: until it is back the block must not change.
@@ -256,7 +263,7 @@ class StepPlanner:
         self._draft.start(
             SequenceStart(
                 handle=seq.row,
-                token_ids=tuple(seq.token_ids),
+                token_ids=token_ids,
                 num_prompt_tokens=seq.num_prompt_tokens,
                 num_computed_tokens=match.num_tokens,
                 block_table=tuple(seq.block_table),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 DIGEST_BYTES = 16
 
@@ -25,6 +25,7 @@ class BlockHasher:
     def __init__(self, key: bytes) -> None:
         """`key` has 1 to 64 secret random bytes."""
         self._key = key
+        self._keyed = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
 
     def root(self, salt: bytes) -> bytes:
         """The parent digest of a first block."""
@@ -32,8 +33,9 @@ class BlockHasher:
 
     def digest(self, parent: bytes, tokens: bytes) -> bytes:
         """The digest of a block of `tokens` (see token_bytes) after `parent`."""
-        data = parent + tokens
-        return hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()
+        state = self._keyed.copy()  # spares the work of the key
+        state.update(parent + tokens)
+        return state.digest()
 
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
@@ -41,8 +43,7 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
     return array("I", token_ids).tobytes()
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """A published block."""
 
     block: int

@@ -45,8 +45,8 @@ class Request:
 class Sequence:
     """One choice of a request.
 
-    While it runs, its newest tokens are in its row of the replica's SequenceTable and come over
-    block by block; in every other state `token_ids` is complete.
+    While it runs, `token_ids` has its full blocks alone, and the tokens after these are in its row
+    of the replica's SequenceTable; in every other state it is complete.
     """
 
     request: Request

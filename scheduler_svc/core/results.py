@@ -35,27 +35,28 @@ class StepOutcome:
     endings: list[Ending] = field(default_factory=list)
 
 
-def check_result(replica: Replica, result: StepResult) -> StepRecord:
-    """The record of the plan that `result` answers. Raises ProtocolError, with nothing changed,
-    unless it answers the oldest plan in flight, and that completely."""
+def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints]:
+    """The record of the plan that `result` answers, and its tokens. Raises ProtocolError, with
+    nothing changed, unless it answers the oldest plan in flight, and that completely."""
     if not replica.in_flight or replica.in_flight[0].step != result.step:
         expected = [record.step for record in replica.in_flight]
         raise ProtocolError(f"a result of step {result.step} came; in flight are {expected}")
     record = replica.in_flight[0]
     if len(result.handles) != len(result.token_ids):
         raise ProtocolError("a result's handles and tokens differ in number")
-    if min(result.token_ids, default=0) < 0:
-        raise ProtocolError("a sampled token id is negative")
-    planned = record.sample_rows
+    token_ids = np.array(result.token_ids, np.int64)
+    if token_ids.size and not 0 <= token_ids.min() <= token_ids.max() < 1 << 32:
+        raise ProtocolError("a sampled token id is no 32-bit number")
+    planned = record.sample_rows.tolist()
     if result.failures:
         failed = [failure.handle for failure in result.failures]
-        known = {*planned.tolist(), *record.chunk_rows}
+        known = {*planned, *record.chunk_rows}
         if len(set(failed)) != len(failed) or not known.issuperset(failed):
             raise ProtocolError("a failure names a sequence that its step didn't compute")
-        planned = planned[~np.isin(planned, failed)]
-    if not np.array_equal(planned, np.asarray(result.handles)):
+        planned = [row for row in planned if row not in failed]
+    if planned != list(result.handles):
         raise ProtocolError(f"the handles of the result of step {result.step} don't fit its plan")
-    return record
+    return record, token_ids
 
 
 def failed_sequences(
@@ -77,7 +78,9 @@ def failed_sequences(
     return failed
 
 
-def apply_tokens(replica: Replica, record: StepRecord, result: StepResult) -> StepOutcome:
+def apply_tokens(
+    replica: Replica, record: StepRecord, result: StepResult, token_ids: Ints
+) -> StepOutcome:
     """Publish what the step computed, and give each sequence that still runs its token.
 
     Failed sequences have left their rows before, so that nothing of theirs is published. Endings
@@ -89,19 +92,14 @@ def apply_tokens(replica: Replica, record: StepRecord, result: StepResult) -> St
     if result.failures:
         answered = ~np.isin(rows, [failure.handle for failure in result.failures])
         rows, generations = rows[answered], generations[answered]
-    token_ids = np.array(result.token_ids, np.int64)
     is_own = table.generation[rows] == generations
     if not is_own.all():
         rows, token_ids = rows[is_own], token_ids[is_own]
     _publish_chunks(replica, record)
-    at = table.num_tokens[rows]
-    # A token that opens a block shows that the block before it is computed and known.
-    for row in rows[at % table.block_size == 0].tolist():
-        table.flush(row)
-        replica.kv.publish(table.sequence(row), len(table.sequence(row).token_ids))
-    table.append_tokens(rows, token_ids)
-    is_stop = (table.stop_ids[rows] == token_ids[:, None]).any(axis=1)
-    is_last = is_stop | (at + 1 >= table.limit[rows])
+    for seq, tokens in table.append_tokens(rows, token_ids):
+        replica.kv.publish_last(seq, tokens)
+    is_stop = table.is_stop(rows, token_ids)
+    is_last = is_stop | (table.num_tokens[rows] >= table.limit[rows])
     return _outcome(replica, rows, token_ids, is_stop, is_last)
 
 
@@ -125,8 +123,7 @@ def _outcome(
     ]
     if endings:
         rows, token_ids = rows[~is_stop], token_ids[~is_stop]
-    refs = [ref for row in rows.tolist() if (ref := table.refs[row]) is not None]
-    return StepOutcome(refs, token_ids.tolist(), endings)
+    return StepOutcome(table.refs(rows), token_ids.tolist(), endings)
 
 
 def _ending(seq: Sequence, token: int, is_stop: bool, num_tokens: int) -> Ending:

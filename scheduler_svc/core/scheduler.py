@@ -167,7 +167,7 @@ class Scheduler:
         answer the oldest plan in flight completely."""
         self._last_now = now
         source = self._replicas[replica]
-        record = check_result(source, result)
+        record, token_ids = check_result(source, result)
         source.in_flight.popleft()
         events: list[Event] = []
         if result.failures:
@@ -175,7 +175,7 @@ class Scheduler:
                 if seq.state is not SequenceState.FINISHED:
                     kind = FailureKind.SEQUENCE_FAILED
                     events.append(self._fail(seq.request, kind, message))
-        outcome = apply_tokens(source, record, result)
+        outcome = apply_tokens(source, record, result, token_ids)
         if outcome.refs:
             events.append(TokensStep(outcome.refs, outcome.token_ids))
         events.extend(self._finish(ending) for ending in outcome.endings)

@@ -34,10 +34,10 @@ class StepDraft:
         """Whether the step computes or moves anything beside steady decodes."""
         return bool(self.record.chunk_rows or self._moves)
 
-    def append(self, row: int, block: int) -> None:
-        """The sequence of `row` gets `block` at the end of its table."""
-        self._append_rows.append(row)
-        self._append_blocks.append(block)
+    def append(self, rows: list[int], blocks: list[int]) -> None:
+        """The sequence of rows[i] gets blocks[i] at the end of its table."""
+        self._append_rows += rows
+        self._append_blocks += blocks
 
     def start(self, start: SequenceStart) -> None:
         self._starts.append(start)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from shared.plan import CacheOpKind, SequenceFailure, SequenceStart, StepPlan, StepResult
 from tests.sim.model import ROOT, draw, extend
 
-
 RUBBISH = -7
 
 
