@@ -1,0 +1,83 @@
+"""Flags, environment and files: one resolved value, or one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.config import parse_config
+from shared.errors import ConfigError
+
+MODEL = ("--model", "m.gguf")
+
+
+def file_with(folder: Path, content: str) -> str:
+    path = folder / "file"
+    path.write_text(content)
+    return str(path)
+
+
+def test_the_flag_wins_over_the_environment_over_the_default() -> None:
+    environ = {"QUIRE_MODEL": "env.gguf", "QUIRE_MAX_NUM_SEQS": "7", "QUIRE_MAX_WAITING": "9"}
+    config = parse_config(["--max-num-seqs", "8"], environ)
+    assert config.model_path == Path("env.gguf")
+    assert (config.core.max_num_seqs, config.core.max_waiting) == (8, 9)
+    assert config.core.max_num_batched_tokens == 2048
+    assert config.workers.heartbeat_interval_s == 0.5
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "no model given"),
+        ([*MODEL, "--unknown"], "--unknown"),
+        ([*MODEL, "--max-num", "3"], "--max-num"),
+        ([*MODEL, "--max-num-seqs", "0"], "at least 1"),
+        ([*MODEL, "--max-num-seqs", "many"], "--max-num-seqs"),
+        ([*MODEL, "--hang-timeout-s", "nan"], "above 0"),
+        ([*MODEL, "--log-format", "xml"], "text or json"),
+        ([*MODEL, "--log-level", "loud"], "debug"),
+        ([*MODEL, "--tls-cert", "c.pem"], "--tls-key"),
+        ([*MODEL, "--tls-client-ca", "c.pem"], "--tls-cert"),
+        ([*MODEL, "--token-file", "missing"], "cannot read missing"),
+        ([*MODEL, "--worker-secret-file", "missing"], "missing"),
+        ([*MODEL, "--worker-endpoint", "udp://x"], "tcp://"),
+        ([*MODEL, "--listen", "0.0.0.0:1"], "--tls-cert"),
+        ([*MODEL, "--admin-listen", "[::]:1"], "--admin-listen"),
+        ([*MODEL, "--listen", "example.org:1"], "--tls-cert"),
+        ([*MODEL, "--worker-endpoint", "tcp://0.0.0.0:1"], "secret"),
+        ([*MODEL, "--worker-endpoint", "tcp://0.0.0.0:1", "--allow-plaintext"], "secret"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(flags: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(flags, {})
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", " \n\n"])
+@pytest.mark.parametrize("flag", ["--token-file", "--worker-secret-file"])
+def test_an_empty_secret_is_an_error(tmp_path: Path, flag: str, content: str) -> None:
+    """FIELD-FAILURES part 4: an empty default secret that switched the check off."""
+    with pytest.raises(ConfigError):
+        parse_config([*MODEL, flag, file_with(tmp_path, content)], {})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/tmp/q.sock"])
+def test_this_machine_needs_no_secret(address: str) -> None:
+    assert parse_config([*MODEL, "--listen", address], {}).listen == address
+
+
+def test_plaintext_beyond_loopback_must_be_asked_for() -> None:
+    flags = [*MODEL, "--listen", "0.0.0.0:1", "--admin-listen", "0.0.0.0:2"]
+    assert parse_config([*flags, "--allow-plaintext"], {}).listen == "0.0.0.0:1"
+    assert parse_config(flags, {"QUIRE_ALLOW_PLAINTEXT": "1"}).listen == "0.0.0.0:1"
+    with pytest.raises(ConfigError):
+        parse_config(flags, {"QUIRE_ALLOW_PLAINTEXT": "0"})
+
+
+def test_tokens_are_the_lines_of_their_file(tmp_path: Path) -> None:
+    config = parse_config([*MODEL, "--token-file", file_with(tmp_path, "one\n\n two \n")], {})
+    assert config.security.tokens == (b"one", b"two")
