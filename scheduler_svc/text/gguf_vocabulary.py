@@ -30,7 +30,7 @@ from shared.errors import ModelLoadError
 from shared.gguf_file import GgufFile
 
 # tokenizer.ggml.token_type
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+CONTROL, USER_DEFINED = 3, 4
 
 _LLAMA3_CUTS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -81,7 +81,14 @@ BYTE_LEVEL_STYLES: Mapping[str, _ByteLevelStyle] = {
 
 def read_gguf_vocabulary(path: Path, vocab_size: int) -> Vocabulary:
     """The vocabulary in a GGUF file; ModelLoadError when it is broken or of an unknown kind."""
-    return _GgufVocabulary(path, GgufFile.open(path).metadata).build(vocab_size)
+    return vocabulary_of_metadata(path, GgufFile.open(path).metadata, vocab_size)
+
+
+def vocabulary_of_metadata(
+    path: Path, metadata: Mapping[str, object], vocab_size: int
+) -> Vocabulary:
+    """The same from metadata that is read already; `path` is for the errors."""
+    return _GgufVocabulary(path, metadata).build(vocab_size)
 
 
 class _GgufVocabulary:
@@ -181,12 +188,17 @@ class _GgufVocabulary:
         return encoder
 
     def _merges_by_score(self) -> list[tuple[str, str]]:
-        """Every way to make a token of two, best score first, then longest parts first."""
+        """Every way to make a token of two, best score first, then longest left part first.
+
+        Special tokens are left out: no text may become one by merging.
+        """
+        special_ids = self._special_ids()
         scores = self._array("scores", len(self.tokens))
         known = self._ids_by_token()
         ranked = [
             (-score, -cut, cut - len(token), token[:cut], token[cut:])
-            for token, score in zip(self.tokens, scores, strict=True)
+            for token_id, (token, score) in enumerate(zip(self.tokens, scores, strict=True))
+            if token_id not in special_ids
             for cut in range(1, len(token))
             if token[:cut] in known and token[cut:] in known
         ]
@@ -199,7 +211,6 @@ class _GgufVocabulary:
             [
                 AddedToken(self.tokens[token_id], normalized=False, special=True)
                 for token_id in sorted(special_ids)
-                if self.types[token_id] != UNKNOWN
             ]
         )
         encoder.add_tokens(

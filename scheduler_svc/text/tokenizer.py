@@ -1,13 +1,15 @@
 """A model's text side: token ids from text, text from token ids, prompts from conversations.
 
 Special tokens in a text, such as "<|im_start|>", are taken for the tokens they spell, as
-transformers does: who sends a plain prompt owns all of it and might as well send the ids.
+transformers does: who sends a plain prompt owns all of it and might as well send the ids. In a
+conversation they are tokens where the chat template says them, and text where a message does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler_svc.text.chat_guard import ChatGuard, RenderedChat
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.detokenizer import SequenceText
 from scheduler_svc.text.folder_vocabulary import read_folder_vocabulary
@@ -24,6 +26,7 @@ class TextModel:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Raises ModelLoadError when the chat template does not compile."""
         self._vocabulary = vocabulary
+        self._guard = ChatGuard(vocabulary.encoder)
         self._template = (
             None
             if vocabulary.chat_template is None
@@ -54,10 +57,7 @@ class TextModel:
 
         Raises InvalidArgument when the text is no Unicode (holds half of a surrogate pair).
         """
-        if not _is_unicode(text):
-            raise InvalidArgument(
-                "text", "it holds half of a surrogate pair, which is no character"
-            )
+        _require_unicode(text)
         # The batch call lets other threads run meanwhile; the plain one does not.
         (encoding,) = self._vocabulary.encoder.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
@@ -65,7 +65,14 @@ class TextModel:
         return list(encoding.ids)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """The ids of a rendered conversation; the template has put special tokens in already."""
+        """The ids of a conversation as render_chat gave it; nothing is added around it, for the
+        template has put BOS and the like in already.
+
+        Raises InvalidArgument as encode does.
+        """
+        if isinstance(text, RenderedChat) and text.guarded is not None:
+            _require_unicode(text)
+            return self._guard.encode(text.guarded)
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -86,7 +93,7 @@ class TextModel:
         )
         return text.removeprefix(" ") if self._vocabulary.strips_leading_space else text
 
-    def render_chat(self, messages: Sequence[tuple[str, str]]) -> str:
+    def render_chat(self, messages: Sequence[tuple[str, str]]) -> RenderedChat:
         """The prompt for the next answer to `messages`, pairs of role and content, oldest first.
 
         Raises InvalidArgument for an empty list, without a chat template, and for messages that the
@@ -94,7 +101,10 @@ class TextModel:
         """
         if self._template is None:
             raise InvalidArgument("chat", "the model has no chat template")
-        return self._template.render(messages)
+        marked = self._guard.mark(messages)
+        if marked is None:
+            return RenderedChat(self._template.render(messages))
+        return self._guard.guard(self._template.render(marked))
 
     def stream(self, prompt_token_ids: Sequence[int], stop_strings: Sequence[str]) -> SequenceText:
         """A decoder for the sequence that follows a prompt; special tokens are no text."""
@@ -107,9 +117,10 @@ class TextModel:
         )
 
 
-def _is_unicode(text: str) -> bool:
+def _require_unicode(text: str) -> None:
     try:
         text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            "text", "it holds half of a surrogate pair, which is no character"
+        ) from error
