@@ -1,0 +1,44 @@
+"""Quire as an engine: `quire serve`, so a scheduler and a worker, asked over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bench.load import Sender, Trace
+from bench.peers.engine import Send, Setup, free_port, process, wait_until_ready
+
+HEALTH_TIMEOUT_S = 2.0
+
+
+@contextlib.asynccontextmanager
+async def start(setup: Setup) -> AsyncIterator[Send]:
+    address = f"127.0.0.1:{free_port()}"
+    command: list[str | Path] = [sys.executable, "-m", "cli", "serve", "--model", setup.model]
+    command += ["--listen", address, "--admin-listen", f"127.0.0.1:{free_port()}"]
+    command += ["--threads", str(setup.threads)]
+    async with (
+        process(command, setup.log) as child,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        await wait_until_ready(child, setup.log, lambda: _is_serving(channel))
+
+        async def send(prompt: str, max_tokens: int, due_s: float) -> Trace:
+            return await Sender(channel, max_tokens).send(prompt, due_s)
+
+        yield send
+
+
+async def _is_serving(channel: grpc.aio.Channel) -> bool:
+    """True once a worker is ready, by the standard health service."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        answer = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S, wait_for_ready=True
+        )
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    return False
