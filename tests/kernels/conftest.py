@@ -1,0 +1,52 @@
+"""Kernel tests run on the device where there is one, and in Triton's interpreter elsewhere.
+
+The variable must be set before any `triton.jit` decorates, so it is set here, before imports.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from typing import Any
+
+import pytest
+from triton.runtime import interpreter
+
+INTERPRETED = not torch.cuda.is_available()
+
+
+def _dot_in_float32(builder: Any, left: Any, right: Any, *rest: Any) -> Any:
+    """The interpreter keeps bfloat16 as bare bits, and its product multiplies the bits."""
+    widened = [
+        builder.create_fp_ext(operand, interpreter.tl.float32)
+        if operand.dtype.scalar == interpreter.tl.bfloat16
+        else operand
+        for operand in (left, right)
+    ]
+    return _create_dot(builder, *widened, *rest)
+
+
+if INTERPRETED:
+    _create_dot = interpreter.InterpreterBuilder.create_dot
+    interpreter.InterpreterBuilder.create_dot = _dot_in_float32
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="the device runs the same")
+        ),
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device")],
+        ),
+    ]
+)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where tensors live: with the interpreter on the CPU, or on the CUDA device."""
+    return torch.device(request.param)
