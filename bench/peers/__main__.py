@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import subprocess
 import tempfile
 from collections.abc import Collection, Sequence
@@ -65,7 +64,7 @@ def main(
                     log = Path(logs) / f"{engine}.log"
                     setup = Setup(model, peers, threads, SCENARIOS[scenario], log)
                     _measure(console, results, f"{turn + 1}/{rounds}", engine, setup)
-    about = f"{model.name}, {threads} threads, {rounds} rounds, medians; {platform.machine()}"
+    about = f"{model.name}, CPU threads: {threads}, medians of rounds: {rounds}"
     figures = results.write(out, about)
     _show(console, list(results.rows()), about)
     _draw(peers, figures)

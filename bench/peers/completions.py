@@ -42,8 +42,9 @@ async def complete(port: int, prompt: str, max_tokens: int, due_s: float) -> Tra
 
 
 def note(trace: Trace, event: dict[str, Any]) -> None:
-    """Adds one event. Servers send an event for each token, with an empty text while a character
-    is incomplete; the event that only tells the finish reason carries none."""
+    """Adds one event. Servers send an event for each token, but may hold a token back that ends
+    within a character; how many those were is known at the end, and they count with the last event.
+    An event that only tells the finish reason carries no token."""
     for choice in event.get("choices", ()):
         if choice.get("text") or choice.get("finish_reason") is None:
             trace.message_s.append(time.perf_counter())
@@ -53,6 +54,9 @@ def note(trace: Trace, event: dict[str, Any]) -> None:
         trace.num_output_tokens = usage["completion_tokens"]
         details = usage.get("prompt_tokens_details") or {}
         trace.num_cached_tokens = details.get("cached_tokens", 0)
+        if trace.message_tokens:
+            held_back = trace.num_output_tokens - sum(trace.message_tokens)
+            trace.message_tokens[-1] += max(held_back, 0)
     if "error" in event:
         trace.error = str(event["error"])
 

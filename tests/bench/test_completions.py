@@ -78,10 +78,20 @@ def test_a_body_without_chunks_is_read_to_its_end() -> None:
     assert got.error is None and got.num_output_tokens == 3
 
 
+def test_tokens_that_were_held_back_count_with_the_last_event() -> None:
+    got, _ = asyncio.run(ask([OK + b"\r\n", token("a"), token("é"), LENGTH, USAGE, DONE]))
+    assert got.message_tokens == [1, 2]
+
+
+def test_more_events_than_tokens_are_not_hidden() -> None:
+    got, _ = asyncio.run(ask([OK + b"\r\n", *[token("a")] * 5, USAGE, DONE]))
+    assert sum(got.message_tokens) == 5 and got.num_output_tokens == 3
+
+
 def test_the_last_token_may_come_with_the_finish_reason() -> None:
     last = event({"choices": [{"text": " b", "finish_reason": "length"}]})
-    got, _ = asyncio.run(ask([OK + b"\r\n", token("a"), last, USAGE, DONE]))
-    assert got.message_tokens == [1, 1]
+    got, _ = asyncio.run(ask([OK + b"\r\n", token("a"), token("a"), last, USAGE, DONE]))
+    assert got.message_tokens == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
