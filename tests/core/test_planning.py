@@ -1,0 +1,178 @@
+"""What a plan holds: decodes first, chunks within the budget, differences alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.planner import chunk_cost, chunk_tokens
+from tests.core.driver import R1, Driver, make_request
+
+
+def test_a_new_sequence_comes_whole_and_then_only_by_handle() -> None:
+    driver = Driver()
+    driver.join()
+    driver.submit(request := make_request("a", 20, max_tokens=14))
+    first = driver.schedule()
+    assert first is not None
+    [start] = first.starts
+    assert (start.handle, start.num_computed_tokens, start.num_prompt_tokens) == (0, 0, 20)
+    assert tuple(start.token_ids) == request.prompt_token_ids
+    assert len(start.block_table) == 2
+    assert (first.step, first.base_step, first.reset) == (1, 0, False)
+    assert (first.chunk_handles, first.chunk_num_tokens, first.chunk_samples) == ([0], [20], [True])
+    second = driver.schedule()
+    assert second is not None
+    assert (second.step, second.base_step, second.decode_handles) == (2, 1, [0])
+    assert not (second.starts or second.append_handles or second.chunk_handles)
+
+
+def test_no_third_plan_while_two_are_in_flight() -> None:
+    driver = Driver()
+    driver.join()
+    driver.submit(make_request("a", 4))
+    assert driver.schedule() is not None
+    assert driver.schedule() is not None
+    assert driver.schedule() is None
+    driver.apply(driver.work())
+    assert driver.schedule() is not None
+
+
+def test_nothing_to_do_gives_no_plan() -> None:
+    driver = Driver()
+    driver.join()
+    assert driver.schedule() is None
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+def test_no_token_is_planned_beyond_max_tokens(max_tokens: int) -> None:
+    driver = Driver()
+    driver.join()
+    driver.submit(request := make_request("a", 4, max_tokens))
+    driver.run()
+    driver.check_answer(request)
+    assert sum(plan.num_tokens for plan in driver.history) == 4 + max_tokens - 1
+
+
+def test_a_long_prompt_takes_several_steps_and_samples_in_the_last() -> None:
+    driver = Driver(SchedulerConfig(max_num_batched_tokens=16))
+    driver.join()
+    driver.submit(request := make_request("a", 40, max_tokens=2))
+    driver.run()
+    driver.check_answer(request)
+    chunks = [(plan.chunk_num_tokens, plan.chunk_samples) for plan in driver.history[:3]]
+    assert chunks == [([16], [False]), ([16], [False]), ([8], [True])]
+
+
+def test_decodes_come_first_and_share_the_budget_with_chunks() -> None:
+    driver = Driver(SchedulerConfig(max_num_batched_tokens=8))
+    driver.join()
+    driver.submit(make_request("a", 4))
+    driver.step()
+    driver.submit(make_request("b", 20))
+    plan = driver.schedule()
+    assert plan is not None
+    assert (plan.decode_handles, plan.chunk_handles, plan.chunk_num_tokens) == ([0], [1], [6])
+    assert plan.num_tokens <= 8
+
+
+def test_a_last_chunk_of_one_token_is_a_decode() -> None:
+    driver = Driver(SchedulerConfig(max_num_batched_tokens=4))
+    driver.join()
+    driver.submit(make_request("a", 5))
+    driver.step()
+    plan = driver.schedule()
+    assert plan is not None
+    assert (plan.decode_handles, plan.chunk_handles) == ([0], [])
+
+
+def test_running_prompts_go_before_new_ones() -> None:
+    driver = Driver(SchedulerConfig(max_num_batched_tokens=16))
+    driver.join()
+    driver.submit(make_request("a", 24))
+    driver.step()
+    driver.submit(make_request("b", 24, priority=5))
+    plan = driver.schedule()
+    assert plan is not None
+    assert (plan.chunk_handles, plan.chunk_num_tokens) == ([0, 1], [8, 8])
+
+
+def test_prompts_may_take_only_so_much_time_beside_decodes() -> None:
+    driver = Driver(SchedulerConfig(prefill_step_s=0.5))
+    driver.join(prefill_tokens_per_s=100.0)
+    driver.submit(make_request("a", 60))
+    alone = driver.schedule()
+    driver.submit(make_request("b", 90))
+    beside = driver.schedule()
+    assert alone is not None and beside is not None
+    assert alone.chunk_num_tokens == [60]
+    assert beside.decode_handles == [0]
+    assert beside.chunk_num_tokens[0] <= 50
+
+
+@pytest.mark.parametrize("depth", [0, 100, 5000])
+@pytest.mark.parametrize("budget", [1, 7, 512])
+def test_a_chunk_costs_no_more_than_its_budget(depth: int, budget: int) -> None:
+    num_new = chunk_tokens(depth, budget, parity=4096)
+    assert 1 <= num_new <= budget
+    assert num_new == 1 or chunk_cost(depth, num_new, 4096) <= budget
+    assert chunk_cost(depth, num_new + 2, 4096) > budget
+
+
+def test_chunks_shrink_with_depth() -> None:
+    sizes = [chunk_tokens(depth, 512, parity=1024) for depth in (0, 1024, 4096)]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_handles_are_small_and_free_after_the_plan_that_finishes_them() -> None:
+    driver = Driver()
+    driver.join()
+    driver.submit(make_request("a", 4, max_tokens=1))
+    driver.submit(make_request("b", 4, max_tokens=9))
+    driver.step()
+    driver.submit(make_request("c", 4, max_tokens=9))
+    finishing = driver.schedule()
+    assert finishing is not None
+    assert finishing.finished_handles == [0]
+    assert [start.handle for start in finishing.starts] == [2]
+    driver.submit(make_request("d", 4))
+    following = driver.schedule()
+    assert following is not None
+    assert [start.handle for start in following.starts] == [0]
+
+
+def test_a_finished_handle_is_told_even_when_nothing_else_is_to_do() -> None:
+    driver = Driver()
+    driver.join()
+    driver.submit(make_request("a", 4, max_tokens=1))
+    driver.step()
+    plan = driver.schedule()
+    assert plan is not None
+    assert (plan.finished_handles, plan.num_tokens) == ([0], 0)
+    driver.apply(driver.work())
+    assert driver.schedule() is None
+    assert not driver.workers[R1].sequences
+
+
+def test_a_block_is_appended_at_the_boundary_alone() -> None:
+    driver = Driver()
+    driver.join()
+    driver.submit(make_request("a", 14, max_tokens=8))
+    appends = []
+    for _ in range(8):
+        driver.step()
+        appends.append(list(driver.history[-1].append_handles))
+    assert appends == [[], [], [], [0], [], [], [], []]
+
+
+def test_no_more_sequences_run_than_the_replica_takes() -> None:
+    driver = Driver(SchedulerConfig(max_num_seqs=8))
+    driver.join(max_num_seqs=3)
+    for number in range(9):
+        driver.submit(make_request(f"r{number}", 4, max_tokens=3))
+    plan = driver.schedule()
+    assert plan is not None
+    assert len(plan.starts) == 3
+    assert (driver.scheduler.num_running, driver.scheduler.num_waiting) == (3, 6)
+    driver.run()
+    assert len(driver.ends) == 9

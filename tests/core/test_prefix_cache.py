@@ -1,0 +1,153 @@
+"""Prefix reuse: never wrong text, never nothing left to compute, nothing before its time."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.prefix_index import BlockHasher
+from tests.core.driver import BLOCK_SIZE, R1, R2, Driver, make_request
+
+PREFIX = [(5 * position) % 49 for position in range(3 * BLOCK_SIZE)]
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_a_cached_prompt_leaves_a_token_to_compute(num_blocks: int) -> None:
+    """FIELD-FAILURES, part 1: a prompt of exactly k*B tokens, all cached, leaves nothing."""
+    driver = Driver()
+    driver.join()
+    prompt = PREFIX[: num_blocks * BLOCK_SIZE]
+    for name in ("first", "second"):
+        driver.submit(request := make_request(name, prompt))
+        driver.run()
+        driver.check_answer(request)
+    assert driver.started["first"].num_cached_tokens == 0
+    assert driver.started["second"].num_cached_tokens == (num_blocks - 1) * BLOCK_SIZE
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    driver = Driver()
+    driver.join()
+    requests = [make_request(name, [*PREFIX, number]) for number, name in enumerate("ab")]
+    for request in requests:
+        driver.submit(request)
+        driver.run()
+        driver.check_answer(request)
+    assert driver.started["b"].num_cached_tokens == len(PREFIX)
+    counters = driver.scheduler.counters
+    assert (counters.prefix_hit_tokens, counters.prefix_lookup_tokens) == (48, 2 * 49)
+
+
+def test_the_answer_is_part_of_the_next_prompt_of_a_chat() -> None:
+    driver = Driver()
+    driver.join()
+    driver.submit(make_request("turn1", 20, max_tokens=30))
+    driver.run()
+    history = [*make_request("turn1", 20).prompt_token_ids, *driver.tokens["turn1", 0]]
+    driver.submit(request := make_request("turn2", [*history, 1, 2, 3]))
+    driver.run()
+    driver.check_answer(request)
+    assert driver.started["turn2"].num_cached_tokens == 48  # 49 of the 50 tokens were computed
+
+
+def test_a_block_is_not_found_before_its_step_is_back() -> None:
+    """FIELD-FAILURES, part 1: a block is published before its content exists."""
+    driver = Driver()
+    driver.join(R1)
+    driver.join(R2)
+    requests = [make_request(f"r{number}", [*PREFIX, number]) for number in range(8)]
+    for request in requests:
+        driver.submit(request)
+    driver.run()
+    assert {start.replica for start in driver.started.values()} == {R1, R2}
+    assert all(start.num_cached_tokens == 0 for start in driver.started.values())
+    for request in requests:
+        driver.check_answer(request)
+
+
+def test_a_failed_step_publishes_nothing() -> None:
+    """FIELD-FAILURES, part 1: a failed step publishes nothing."""
+    driver = Driver()
+    driver.join()
+    driver.submit(make_request("bad", PREFIX))
+    driver.step(failing=[0])
+    assert "bad" in driver.failed
+    driver.submit(request := make_request("good", PREFIX))
+    driver.run()
+    driver.check_answer(request)
+    assert driver.started["good"].num_cached_tokens == 0
+
+
+def test_salts_keep_prefixes_apart() -> None:
+    """FIELD-FAILURES, part 4: same cache salt hits, another misses."""
+    driver = Driver()
+    driver.join()
+    for name, salt in (("none", b""), ("x", b"x"), ("x again", b"x"), ("y", b"y")):
+        driver.submit(request := make_request(name, PREFIX, salt=salt))
+        driver.run()
+        driver.check_answer(request)
+    cached = {name: start.num_cached_tokens for name, start in driver.started.items()}
+    assert cached == {"none": 0, "x": 0, "x again": 32, "y": 0}
+
+
+def test_colliding_digests_are_misses_and_never_wrong_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FIELD-FAILURES, part 1: with the hash stubbed to 4 bits there must be misses, not wrong
+    text."""
+    real = BlockHasher.digest
+
+    def four_bits(self: BlockHasher, parent: bytes, tokens: bytes) -> bytes:
+        return bytes([real(self, parent, tokens)[0] & 15])
+
+    monkeypatch.setattr(BlockHasher, "digest", four_bits)
+    driver = Driver()
+    driver.join(num_blocks=200)
+    prompts = [[number, *PREFIX[1:]] for number in range(40)]
+    for name in ("first", "repeated", "late"):
+        for number, prompt in enumerate(prompts):
+            driver.submit(request := make_request(f"{name}{number}", prompt, 4))
+            driver.run()
+            driver.check_answer(request)
+            if name == "first":
+                driver.submit(request := make_request(f"at once{number}", prompt, 4))
+                driver.run()
+                driver.check_answer(request)
+    hits = {name: start.num_cached_tokens for name, start in driver.started.items()}
+    assert any(hits[f"at once{number}"] for number in range(40)), "nothing is ever found"
+    assert sum(hits[f"late{number}"] < 32 for number in range(40)) > 10, "nothing collides"
+
+
+def test_a_cached_block_is_forgotten_when_it_is_taken() -> None:
+    driver = Driver()
+    driver.join(num_blocks=6)
+    driver.submit(make_request("a", PREFIX, max_tokens=1))
+    driver.run()
+    driver.submit(make_request("b", 90, max_tokens=1))
+    driver.run()
+    driver.submit(request := make_request("c", PREFIX, max_tokens=1))
+    driver.run()
+    driver.check_answer(request)
+    assert driver.started["c"].num_cached_tokens == 0
+
+
+def test_a_flush_forgets_and_counts() -> None:
+    driver = Driver()
+    driver.join()
+    driver.submit(make_request("a", PREFIX, max_tokens=1))
+    driver.run()
+    assert driver.scheduler.flush_prefix_cache() == 3
+    assert driver.scheduler.flush_prefix_cache() == 0
+    driver.submit(make_request("b", PREFIX, max_tokens=1))
+    driver.run()
+    assert driver.started["b"].num_cached_tokens == 0
+
+
+def test_the_cache_can_be_off() -> None:
+    driver = Driver(SchedulerConfig(enable_prefix_cache=False))
+    driver.join()
+    for name in "ab":
+        driver.submit(make_request(name, PREFIX))
+        driver.run()
+    assert driver.started["b"].num_cached_tokens == 0
+    assert driver.view().num_cached_blocks == 0
