@@ -16,7 +16,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+)
 
 from shared.gguf_file import GgufFile
 from shared.model_files import read_model_spec
@@ -55,7 +60,8 @@ class Continuation:
 def load_model(path: Path) -> LlamaForCausalLM:
     """The GGUF's weights, dequantised by the gguf library, in transformers' own model."""
     spec = read_model_spec(path)
-    model = LlamaForCausalLM(_config(spec)).eval()
+    model = LlamaForCausalLM(_config(spec))
+    model.train(False)
     model.load_state_dict(_state(GgufFile.open(path), spec), strict=False)
     model.tie_weights()
     return model
@@ -133,9 +139,12 @@ def write_model_folder(model: LlamaForCausalLM, gguf_path: Path, folder: Path) -
     load_tokenizer(gguf_path).save_pretrained(folder)
 
 
-def load_tokenizer(gguf_path: Path) -> AutoTokenizer:
+def load_tokenizer(gguf_path: Path) -> PreTrainedTokenizerBase:
     """The GGUF's tokenizer as transformers converts it; takes some seconds."""
-    return AutoTokenizer.from_pretrained(str(gguf_path.parent), gguf_file=gguf_path.name)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        str(gguf_path.parent), gguf_file=gguf_path.name
+    )
+    return tokenizer
 
 
 def main() -> None:
