@@ -21,20 +21,28 @@ ATTENTION = {"decode_kernel", "prefill_kernel"}
 
 @pytest.fixture(scope="module")
 def cubins() -> list[dict[str, Any]]:
-    """What `tests.kernels.cubins` reports, from a process in which nothing is interpreted."""
+    """What `tests.kernels.cubins` reports, from processes in which nothing is interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.cubins"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return [json.loads(line) for line in finished.stdout.splitlines()]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.kernels.cubins", str(capability)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for capability in SHARED_BYTES
+    ]
+    reports = []
+    for process in processes:
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        reports += [json.loads(line) for line in output.splitlines()]
+    return reports
 
 
+@pytest.mark.timeout(300)  # compilers on a busy machine
 def test_every_kernel_has_machine_code_for_both_capabilities(cubins: list[dict[str, Any]]) -> None:
     made = {(cubin["kernel"], cubin["capability"]) for cubin in cubins if cubin["cubin_bytes"] > 0}
     assert made == {(kernel, capability) for kernel in KERNELS for capability in SHARED_BYTES}
