@@ -63,7 +63,7 @@ class Simulator:
         self.rng = rng = Random(seed)
         self.config = SchedulerConfig(
             max_num_batched_tokens=rng.choice((4, 8, 16, 64)),
-            max_num_seqs=rng.choice((2, 4, 8)),
+            max_num_seqs=rng.choice((2, 5, 8)),
             max_waiting=rng.choice((6, 30)),
             no_replica_grace_s=rng.choice((0.0, 5.0)),
             enable_prefix_cache=rng.random() < 0.85,
@@ -76,6 +76,7 @@ class Simulator:
         self.links: dict[ReplicaId, Link] = {}
         self.streams: dict[RequestId, list[Stream]] = {}
         self.tally: dict[str, int] = {}
+        self._chaos = rng.choice((0.0, 0.3, 1.0))
         self._num_replicas = 0
         self._num_requests = 0
         self._prefixes = [self._tokens(rng.randint(4, 16)) for _ in range(3)]
@@ -99,10 +100,10 @@ class Simulator:
             (self._pass_time, 4),
             (self._abort, 2),
             (self._stop, 1),
-            (self._lose, 0.7),
             (self._join, 1),
-            (self._drain, 0.5),
-            (self._reset, 0.7),
+            (self._lose, 0.7 * self._chaos),
+            (self._drain, 0.5 * self._chaos),
+            (self._reset, 0.7 * self._chaos),
             (self._flush, 0.3),
         )
         action = self.rng.choices(
@@ -148,8 +149,8 @@ class Simulator:
             request_id=RequestId(f"r{self._num_requests}"),
             prompt_token_ids=prompt,
             sampling=SamplingParams(seed=rng.randrange(4)),
-            max_tokens=rng.choice((1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, 20)),
-            eos_token_ids=frozenset(self._tokens(rng.choice((0, 1, 3)))),
+            max_tokens=rng.choice((1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, 20, 30)),
+            eos_token_ids=frozenset(self._tokens(rng.choice((0, 0, 1, 3)))),
             stop_token_ids=frozenset(self._tokens(rng.choice((0, 0, 3)))),
             num_sequences=rng.choice((1, 1, 1, 2, 3)),
             priority=rng.choice((0, 0, 0, 1, -1)),
@@ -269,7 +270,7 @@ class Simulator:
             return
         self._num_replicas += 1
         replica = ReplicaId(self._num_replicas)
-        num_blocks, num_host_blocks = self.rng.randint(6, 16), self.rng.choice((0, 2, 8))
+        num_blocks, num_host_blocks = self.rng.randint(6, 14), self.rng.choice((0, 2, 16))
         self.links[replica] = Link(SimWorker(num_blocks, num_host_blocks, BLOCK_SIZE))
         capacity = ReplicaCapacity(
             num_device_blocks=num_blocks,
