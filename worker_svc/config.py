@@ -148,6 +148,8 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfi
         raise ConfigError("no model given: use --model PATH or QUIRE_MODEL")
     if args.backend == "native" and args.dtype in ("bfloat16", "float16"):
         raise ConfigError(f"--backend native computes in auto or float32, not in {args.dtype}")
+    if args.backend == "native" and args.kv_dtype == "float16":
+        raise ConfigError("--backend native keeps the KV cache in float32 or bfloat16")
     secret = args.worker_secret_file and read_secret(args.worker_secret_file)
     try:
         Endpoint.parse(args.scheduler_endpoint).require_secret(secret)

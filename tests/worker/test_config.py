@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shared.errors import ConfigError
+from shared.model_files import read_model_spec
 from tests.worker.tiny_llama import make_llama, save_safetensors
 from worker_svc import memory
 from worker_svc.config import GIB, EngineConfig, parse_config
@@ -46,6 +48,7 @@ def test_a_flag_wins_over_the_environment() -> None:
         ([*MODEL, "--kv-memory", "nan"], "GiB"),
         ([*MODEL, "--worker-id", "w" * 65], "64"),
         ([*MODEL, "--backend", "native", "--dtype", "float16"], "native"),
+        ([*MODEL, "--backend", "native", "--kv-dtype", "float16"], "float32 or bfloat16"),
         ([*MODEL, "--scheduler-endpoint", "http://x"], "tcp://HOST:PORT"),
         ([*MODEL, "--scheduler-endpoint", "tcp://10.0.0.1:1"], "needs a shared secret"),
         ([*MODEL, "--worker-secret-file", "/nonexistent"], "cannot read the secret"),
@@ -81,13 +84,11 @@ def test_the_process_says_it_and_exits_with_2(flags: list[str], words: str) -> N
 def test_the_pool_is_sized_by_memory_and_never_beyond_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shared.model_files import read_model_spec
-
     spec = read_model_spec(save_safetensors(make_llama(), tmp_path))
     cpu = torch.device("cpu")
     monkeypatch.setattr(memory, "free_host_bytes", lambda: 8 * GIB)
 
-    def blocks(**fields: int) -> int:
+    def blocks(**fields: Any) -> int:
         config = EngineConfig(tmp_path, **fields)
         return memory.num_device_blocks(spec, config, cpu, block_bytes=1 << 20)
 

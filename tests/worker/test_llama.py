@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from worker_svc.kv_cache import block_shape
 from worker_svc.models.layers import linear
 from worker_svc.request_state import RequestState
 
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
     "biases": {"attention_bias": True, "mlp_bias": True},
@@ -171,4 +172,6 @@ def test_half_precision_stays_near_float32(tmp_path: Path) -> None:
         decoder = load_decoder(spec, dtype)
         logits = decoder.forward(batch.token_ids, batch.attention, cache, batch.logit_rows)[0]
         assert logits.dtype == torch.float32
-        torch.testing.assert_close(logits, expected, atol=0.05 * expected.abs().max(), rtol=0)
+        torch.testing.assert_close(
+            logits, expected, atol=0.05 * float(expected.abs().max()), rtol=0
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,11 @@ from worker_svc.weights.dequantize import QUANTIZED_FORMATS, dense_matrix
 from worker_svc.weights.gguf import load_gguf, rows_in_halves
 from worker_svc.weights.safetensors import load_safetensors
 
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}  # whole K blocks
+WIDE: dict[str, Any] = {  # rows of whole 256-value blocks
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+}
 
 
 def encoded(name: str, values: np.ndarray, block_type: GGMLQuantizationType) -> np.ndarray:

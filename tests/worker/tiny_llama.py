@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -35,10 +36,10 @@ GGUF_NAMES = {
 }
 
 
-def make_llama(seed: int = 0, **overrides: object) -> LlamaForCausalLM:
+def make_llama(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
     """A model of two layers with random weights, large enough to tell tokens apart."""
     torch.manual_seed(seed)
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "vocab_size": 96,
         "hidden_size": 64,
         "intermediate_size": 96,

@@ -20,6 +20,8 @@ from worker_svc.weights.safetensors import load_safetensors
 log = logging.getLogger(__name__)
 
 TORCH_DECODERS = {"llama": LlamaDecoder}
+NATIVE_DTYPES = ("auto", "float32")
+NATIVE_KV_DTYPES = ("auto", "float32", "bfloat16")
 WEIGHT_LOADERS: dict[str, Callable[[ModelSpec], DecoderWeights]] = {
     "gguf": load_gguf,
     "safetensors": load_safetensors,
@@ -55,7 +57,7 @@ def load_model(
             return native
         if config.backend == "native":
             raise ConfigError(
-                "--backend native: the native kernels can't be used here, see the log"
+                "--backend native: the native kernels can't do this here, see the log"
             )
     torch.set_num_threads(config.num_threads)
     default = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -78,7 +80,7 @@ def _load_native(
     # Building and loading the library is paid for only where it is used.
     from kernels import cpu
 
-    if config.dtype not in ("auto", "float32"):
+    if config.dtype not in NATIVE_DTYPES or config.kv_dtype not in NATIVE_KV_DTYPES:
         return None
     is_exact = config.dtype == "float32"
     kv_dtype = _dtype(config.kv_dtype, torch.float32 if is_exact else torch.bfloat16)
