@@ -1,7 +1,7 @@
 """Compiles every Triton kernel as its launcher would, and says what came out, one JSON per line.
 
-Run as `python -m tests.kernels.cubins CAPABILITY`, apart from tests that interpret: a process has one kind of
-`triton.jit`. Needs no device; ptxas comes with Triton.
+Run as `python -m tests.kernels.cubins CAPABILITY`, apart from tests that interpret: a process has
+one kind of `triton.jit`. Needs no device; ptxas comes with Triton.
 """
 
 from __future__ import annotations
