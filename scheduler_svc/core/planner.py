@@ -14,22 +14,18 @@ Counts of rows change only in `_commit`: until then they are as of the plans bef
 
 from __future__ import annotations
 
-import math
-from bisect import insort
 from collections.abc import Sequence as SequenceOf
 
-import numpy as np
-
+from scheduler_svc.core.chunking import chunk_cost, chunk_tokens
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.kv_cache_manager import PrefixMatch
 from scheduler_svc.core.placement import Placement, may_take
-from scheduler_svc.core.preemption import choose_victim, should_swap
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
-from scheduler_svc.core.sequence_table import Bools, Ints
-from scheduler_svc.core.states import SequenceState
+from scheduler_svc.core.sequence_table import Ints
 from scheduler_svc.core.step_draft import StepDraft
+from scheduler_svc.core.table_growth import TableGrowth
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.plan import SequenceStart, StepPlan
 
@@ -59,91 +55,18 @@ class StepPlanner:
         self._draft = StepDraft(replica.last_step + 1)
         self._prefill_budget = replica.token_budget
         self._has_decodes = False
-        self._num_stalled = 0
-        self._has_preempted = False
 
     def plan(self) -> StepPlan | None:
         """The plan, entered as in flight; None when there is nothing to do."""
-        table = self._replica.table
-        decoding = table.decoding()
-        self._grow_tables(decoding)
-        decode_rows = np.flatnonzero(decoding)
+        growth = TableGrowth(
+            self._replica, self._waiting, self._config, self._counters, self._draft
+        )
+        decode_rows = growth.decode_rows()
         self._set_budgets(decode_rows.size)
         self._continue_prefills()
-        if not self._num_stalled and not self._has_preempted and self._resume_swapped():
+        if not growth.is_short and self._resume_swapped():
             self._start_waiting()
         return self._commit(decode_rows)
-
-    # -- decodes ------------------------------------------------------------------------------
-
-    def _grow_tables(self, decoding: Bools) -> None:
-        """Give each decoding row the slot for its token, or clear it in `decoding`."""
-        table = self._replica.table
-        top = decoding.size
-        is_full = table.num_computed[:top] >= table.capacity[:top]
-        rows = np.flatnonzero(decoding & is_full)
-        if rows.size <= self._replica.kv.pool.num_free:
-            self._grow(rows.tolist())
-            return
-        for row in sorted(rows.tolist(), key=lambda row: table.sequence(row).key):
-            if not decoding[row]:
-                continue  # preempted for one before it
-            if self._make_room(table.sequence(row), decoding):
-                self._grow([row])
-            else:
-                decoding[row] = False
-                self._num_stalled += 1
-
-    def _grow(self, rows: list[int]) -> None:
-        if rows:
-            table = self._replica.table
-            blocks = self._replica.kv.grow([table.sequence(row) for row in rows])
-            table.capacity[rows] += table.block_size
-            self._draft.append(rows, blocks)
-
-    def _make_room(self, seq: Sequence, decoding: Bools) -> bool:
-        """Whether a free block is there for `seq`. Victims' blocks that plans in flight still
-        name come later: as long as these suffice for all that wait, nobody else is preempted."""
-        replica = self._replica
-        while not replica.kv.pool.num_free:
-            if self._num_stalled < replica.num_deferred_blocks:
-                return False
-            victim = choose_victim(replica, after=seq.key)
-            if victim is None:
-                return False
-            decoding[victim.row] = False
-            self._preempt(victim)
-        return True
-
-    def _preempt(self, victim: Sequence) -> None:
-        """Take the blocks of `victim`, by copying or dropping their content."""
-        table = self._replica.table
-        row = victim.row
-        # Tokens sampled in flight are drawn again later, so their slots are of no use.
-        num_tokens = int(min(table.num_computed[row], table.num_tokens[row] - 1))
-        victim.num_preemptions += 1
-        self._counters.preemptions += 1
-        self._has_preempted = True
-        if should_swap(self._replica, self._config.preemption_mode, num_tokens):
-            self._swap_out(victim, num_tokens)
-        else:
-            self._replica.leave(victim, SequenceState.WAITING)
-            self._waiting.add(victim)
-
-    def _swap_out(self, victim: Sequence, num_tokens: int) -> None:
-        replica = self._replica
-        kv = replica.kv
-        for record in replica.in_flight:
-            record.swapped[victim.row] = victim
-        host_blocks = kv.host_pool.take(kv.num_blocks_for(num_tokens))
-        self._draft.swap_out(victim.block_table[: len(host_blocks)], host_blocks)
-        replica.leave(victim, SequenceState.SWAPPED, self._draft.record)
-        victim.replica = replica.id
-        victim.host_blocks = host_blocks
-        victim.num_swapped_tokens = num_tokens
-        victim.swap_step = self._draft.record.step
-        insort(replica.swapped, victim, key=lambda seq: seq.key)
-        self._counters.swaps_out += 1
 
     # -- prompts ------------------------------------------------------------------------------
 
@@ -219,12 +142,15 @@ class StepPlanner:
                 return
             if not may_take(replica, seq, self._replicas):
                 continue
+            if self._is_still_blocked(seq):
+                return
             match = self._find_match(seq)
             if match is None:
                 continue
             if not placement.is_best_here(seq, len(seq.token_ids) - match.num_tokens):
                 continue
             if not replica.kv.can_start(seq, match, self._reserve):
+                replica.blocked = (seq, replica.kv.pool.num_free)
                 return
             self._waiting.remove(seq)
             self._counters.prefix_lookup_tokens += len(seq.token_ids)
@@ -233,6 +159,15 @@ class StepPlanner:
                 seq.request.is_started = True
                 self.started.append((seq, match.num_tokens))
             self._start(seq, match)
+
+    def _is_still_blocked(self, seq: Sequence) -> bool:
+        """Whether blocks were too few for `seq` before and no more are free now: spares the look
+        into the prefix index at every step of a full replica."""
+        replica = self._replica
+        if replica.blocked is None:
+            return False
+        blocked, num_free = replica.blocked
+        return seq is blocked and replica.kv.pool.num_free <= num_free
 
     def _find_match(self, seq: Sequence) -> PrefixMatch | None:
         """What `seq` can start with here; None while a sibling here computes their prompt."""
@@ -292,15 +227,3 @@ class StepPlanner:
         replica.enter(draft.record)
         replica.free_handles(finished)
         return plan
-
-
-def chunk_cost(depth: int, num_new: int, parity: int) -> int:
-    """Work of `num_new` tokens after `depth` others, in tokens at depth 0, rounded up: a token
-    costs 1 and 1 / `parity` more for each token before it."""
-    return math.ceil(num_new * (1 + (depth + num_new / 2) / parity))
-
-
-def chunk_tokens(depth: int, budget: int, parity: int) -> int:
-    """The most tokens, at least 1, whose chunk_cost is about `budget`; never more than that."""
-    reach = parity + depth
-    return max(1, min(budget, int(math.sqrt(reach * reach + 2 * parity * budget) - reach)))

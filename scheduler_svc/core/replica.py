@@ -76,6 +76,8 @@ class Replica:
         """Blocks that become free when the plans in flight are back."""
         self.retiring: list[int] = []
         """Handles that the next plan finishes."""
+        self.blocked: tuple[Sequence, int] | None = None
+        """The waiting sequence that last found too few free blocks, and how many there were."""
         self._free_rows = list(range(self.table.limit.size))
         self._next_op_id = 1
 
@@ -114,6 +116,7 @@ class Replica:
         seq.row = heapq.heappop(self._free_rows)
         seq.num_deferrals = 0
         self.table.add(seq, seq.row, match.num_tokens, self.limit_of(seq))
+        self.blocked = None
 
     def leave(
         self, seq: Sequence, state: SequenceState, last_record: StepRecord | None = None

@@ -7,11 +7,12 @@ clients' streams or as a plan for a replica. A method that raises has changed no
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
+from scheduler_svc.core.admission import check_new_request
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
+from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.invariants import check_scheduler
 from scheduler_svc.core.messages import (
     Event,
@@ -34,7 +35,7 @@ from scheduler_svc.core.results import Ending, apply_tokens, check_result, faile
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.views import ReplicaView, RequestView, view_replica, view_request
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from shared.errors import AlreadyExists, InvalidArgument, ResourceExhausted, Unavailable
+from shared.errors import AlreadyExists
 from shared.ids import ReplicaId, RequestId
 from shared.plan import StepPlan, StepResult
 
@@ -51,7 +52,7 @@ class Scheduler:
         self._requests: dict[RequestId, Request] = {}
         self._replicas: dict[ReplicaId, Replica] = {}
         self._waiting = WaitingQueue()
-        self._deadlines: list[tuple[float, int, RequestId]] = []
+        self._deadlines = Deadlines()
         self._num_arrivals = 0
         self._last_now = 0.0
         self._without_replica_since: float | None = None
@@ -65,7 +66,9 @@ class Scheduler:
         InvalidArgument for what no replica could ever run, ResourceExhausted beyond a queue limit.
         """
         self._last_now = now
-        self._check_new(request)
+        if request.request_id in self._requests:
+            raise AlreadyExists(f"a request with id {request.request_id!r} is live")
+        check_new_request(request, self._usable(), self._waiting, self._config)
         self._num_arrivals += 1
         keys = [
             self._policy.order_key(request.priority, now, self._num_arrivals, index)
@@ -74,8 +77,7 @@ class Scheduler:
         entry = make_request(request, now, self._num_arrivals, keys)
         self._requests[entry.id] = entry
         self._waiting.add_request(entry)
-        if entry.deadline_s is not None:
-            heapq.heappush(self._deadlines, (entry.deadline_s, entry.arrival_number, entry.id))
+        self._deadlines.add(entry)
 
     def abort(self, request_id: RequestId) -> None:
         """Nothing more comes for this request; an unknown id is ignored."""
@@ -188,8 +190,7 @@ class Scheduler:
         """What is due by time alone: queue timeouts, and the end of the grace without a replica."""
         self._last_now = now
         events: list[Event] = []
-        while (deadline_s := self._next_deadline()) is not None and deadline_s <= now:
-            request = self._requests[heapq.heappop(self._deadlines)[2]]
+        while (request := self._deadlines.pop_due(now)) is not None:
             message = f"it waited {request.new.queue_timeout_s} s for its turn"
             events.append(self._fail(request, FailureKind.QUEUE_TIMEOUT, message))
         grace_end_s = self._grace_end()
@@ -199,7 +200,7 @@ class Scheduler:
 
     def next_tick(self) -> float | None:
         """When tick has something to do; None while that is nothing."""
-        times = [self._next_deadline(), self._grace_end()]
+        times = (self._deadlines.next(), self._grace_end())
         return min((time for time in times if time is not None), default=None)
 
     # -- views --------------------------------------------------------------------------------
@@ -235,36 +236,6 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Full check of the state; raises AssertionError. For tests and idle times."""
         check_scheduler(self._requests, self._replicas, self._waiting)
-
-    # -- admission ----------------------------------------------------------------------------
-
-    def _usable(self) -> list[Replica]:
-        return [replica for replica in self._replicas.values() if not replica.is_draining]
-
-    def _check_new(self, request: NewRequest) -> None:
-        config = self._config
-        num_prompt, count = len(request.prompt_token_ids), request.num_sequences
-        assert num_prompt and count >= 1 and request.max_tokens >= 1, "validated before"
-        if request.request_id in self._requests:
-            raise AlreadyExists(f"a request with id {request.request_id!r} is live")
-        usable = self._usable()
-        if not usable:
-            raise Unavailable("no worker is ready", config.retry_after_s)
-        if not any(replica.can_ever_hold(num_prompt + 1) for replica in usable):
-            most = max(replica.kv.num_pool_tokens for replica in usable) - 1
-            raise InvalidArgument(
-                "prompt", f"it has {num_prompt} tokens; the workers' caches hold at most {most}"
-            )
-        if len(self._waiting) + count > config.max_waiting:
-            raise ResourceExhausted(
-                "max_waiting", f"{len(self._waiting)} sequences wait", config.retry_after_s
-            )
-        if self._waiting.num_tokens + count * num_prompt > config.max_waiting_tokens:
-            raise ResourceExhausted(
-                "max_waiting_tokens",
-                f"{self._waiting.num_tokens} prompt tokens wait",
-                config.retry_after_s,
-            )
 
     # -- endings ------------------------------------------------------------------------------
 
@@ -325,6 +296,9 @@ class Scheduler:
 
     # -- requests that no replica can take ----------------------------------------------------
 
+    def _usable(self) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if not replica.is_draining]
+
     def _replicas_changed(self) -> list[Event]:
         """What waits may have no replica left that can take it."""
         if self._usable():
@@ -353,14 +327,3 @@ class Scheduler:
         if since is None or next(self._stranded(), None) is None:
             return None
         return since + self._config.no_replica_grace_s
-
-    def _next_deadline(self) -> float | None:
-        """The first deadline of a request that has not started."""
-        while self._deadlines:
-            deadline_s, arrival_number, request_id = self._deadlines[0]
-            request = self._requests.get(request_id)
-            is_due = request is not None and request.arrival_number == arrival_number
-            if is_due and request is not None and not request.is_started:
-                return deadline_s
-            heapq.heappop(self._deadlines)
-        return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler_svc.core.chunking import chunk_cost, chunk_tokens
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.planner import chunk_cost, chunk_tokens
 from tests.core.driver import R1, Driver, make_request
 
 

@@ -1,0 +1,118 @@
+"""Gives decoding sequences the blocks for their next tokens, at others' cost when none is free."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+import numpy as np
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.counters import Counters
+from scheduler_svc.core.preemption import choose_victim, should_swap
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.sequence_table import Bools, Ints
+from scheduler_svc.core.states import SequenceState
+from scheduler_svc.core.step_draft import StepDraft
+from scheduler_svc.core.waiting_queue import WaitingQueue
+
+
+class TableGrowth:
+    """The decodes of one step. The first sequence in the policy's order always gets its block, or
+    waits for one that a plan in flight still holds; so somebody gets on in any case. The last one
+    in order skips the step rather than lose its cache."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        waiting: WaitingQueue,
+        config: SchedulerConfig,
+        counters: Counters,
+        draft: StepDraft,
+    ) -> None:
+        self._replica = replica
+        self._waiting = waiting
+        self._config = config
+        self._counters = counters
+        self._draft = draft
+        self._num_stalled = 0
+        self._has_preempted = False
+
+    @property
+    def is_short(self) -> bool:
+        """Whether blocks did not suffice for all that run: nothing new may start."""
+        return self._has_preempted or self._num_stalled > 0
+
+    def decode_rows(self) -> Ints:
+        """The rows that decode in this step, each with a slot for its token."""
+        table = self._replica.table
+        decoding = table.decoding()
+        top = decoding.size
+        rows = np.flatnonzero(decoding & (table.num_computed[:top] >= table.capacity[:top]))
+        if rows.size <= self._replica.kv.pool.num_free:
+            self._grow(rows.tolist())
+        else:
+            self._grow_in_order(rows.tolist(), decoding)
+        return np.flatnonzero(decoding)
+
+    def _grow_in_order(self, rows: list[int], decoding: Bools) -> None:
+        table = self._replica.table
+        for row in sorted(rows, key=lambda row: table.sequence(row).key):
+            if not decoding[row]:
+                continue  # preempted for one before it
+            if self._make_room(table.sequence(row), decoding):
+                self._grow([row])
+            else:
+                decoding[row] = False
+                self._num_stalled += 1
+
+    def _grow(self, rows: list[int]) -> None:
+        if rows:
+            table = self._replica.table
+            blocks = self._replica.kv.grow([table.sequence(row) for row in rows])
+            table.capacity[rows] += table.block_size
+            self._draft.append(rows, blocks)
+
+    def _make_room(self, seq: Sequence, decoding: Bools) -> bool:
+        """Whether a free block is there for `seq`. Victims' blocks that plans in flight still
+        name come later: as long as these suffice for all that wait, nobody else is preempted."""
+        replica = self._replica
+        while not replica.kv.pool.num_free:
+            if self._num_stalled < replica.num_deferred_blocks:
+                return False
+            victim = choose_victim(replica, after=seq.key)
+            if victim is None:
+                return False
+            decoding[victim.row] = False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Take the blocks of `victim`, by copying or dropping their content."""
+        table = self._replica.table
+        row = victim.row
+        # Tokens sampled in flight are drawn again later, so their slots are of no use.
+        num_tokens = int(min(table.num_computed[row], table.num_tokens[row] - 1))
+        victim.num_preemptions += 1
+        self._counters.preemptions += 1
+        self._has_preempted = True
+        if should_swap(self._replica, self._config.preemption_mode, num_tokens):
+            self._swap_out(victim, num_tokens)
+        else:
+            self._replica.leave(victim, SequenceState.WAITING)
+            self._waiting.add(victim)
+
+    def _swap_out(self, victim: Sequence, num_tokens: int) -> None:
+        replica = self._replica
+        kv = replica.kv
+        for record in replica.in_flight:
+            record.swapped[victim.row] = victim
+        host_blocks = kv.host_pool.take(kv.num_blocks_for(num_tokens))
+        self._draft.swap_out(victim.block_table[: len(host_blocks)], host_blocks)
+        replica.leave(victim, SequenceState.SWAPPED, self._draft.record)
+        victim.replica = replica.id
+        victim.host_blocks = host_blocks
+        victim.num_swapped_tokens = num_tokens
+        victim.swap_step = self._draft.record.step
+        insort(replica.swapped, victim, key=lambda seq: seq.key)
+        self._counters.swaps_out += 1
