@@ -61,10 +61,10 @@ def create_secret(path: Path | str) -> bool:
                 file.flush()
                 os.fsync(file.fileno())
             os.link(draft, path)
+        except FileExistsError:  # another creator was faster
+            return False
         finally:
             os.unlink(draft)
-    except FileExistsError:
-        return False
     except OSError as error:
         raise ConfigError(f"cannot create the secret file {path}: {error.strerror}") from error
     return True
