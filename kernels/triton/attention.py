@@ -22,7 +22,7 @@ _TRITON_TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
 }
-_MIN_BLOCK_SIZE = 8
+_BLOCK_SIZE_STEP = 8
 _HEAD_DIMS = range(32, 257)
 
 
@@ -151,7 +151,7 @@ def _check(query: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch) -
     num_kv_heads, block_size = kv_cache.shape[3:5]
     assert kv_cache.shape[5] == head_dim and head_dim in _HEAD_DIMS
     assert num_heads % num_kv_heads == 0
-    assert block_size >= _MIN_BLOCK_SIZE and block_size & (block_size - 1) == 0
+    assert block_size > 0 and block_size % _BLOCK_SIZE_STEP == 0
     assert query.stride(2) == 1 and kv_cache.is_contiguous()
     num_seqs = batch.seq_lens.shape[0]
     assert batch.query_start.shape == (num_seqs + 1,) and batch.block_tables.shape[0] == num_seqs

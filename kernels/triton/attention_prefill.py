@@ -10,6 +10,8 @@ tokens need, and a program finds its sequence by bisection (as vLLM's unified ke
 A tile's rows are (token, query head of the group), so that each key is read once for the group.
 """
 
+# Kernels are a language of their own: Triton types their arguments at each launch.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 # ruff: noqa: N803, N806 (what is fixed at compile time stands in capitals)
 
 import triton

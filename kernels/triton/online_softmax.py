@@ -8,6 +8,8 @@ After Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018)
 with powers of two in place of e, the logarithm's factor being in the scale.
 """
 
+# Kernels are a language of their own: Triton types their arguments at each launch.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 # ruff: noqa: N803 (what is fixed at compile time stands in capitals)
 
 import triton

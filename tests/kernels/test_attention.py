@@ -23,7 +23,7 @@ SHAPES = [
     Shape(5, 1, 128, 32, BF16, BF16),
     Shape(3, 1, 256, 16, FP16, FP16),
     Shape(7, 1, 128, 32),
-    Shape(4, 1, 64, 16, FP32, BF16),
+    Shape(4, 1, 64, 24, FP32, BF16),
     Shape(2, 1, 96, 16, BF16, FP32),
 ]
 """Groups of 1 to 8, every head size and block size, every type and mixtures."""

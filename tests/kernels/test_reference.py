@@ -6,6 +6,7 @@ import torch
 
 from kernels import reference
 from kernels.dispatch import select_kernels
+from kernels.interface import AttentionBatch
 from tests.kernels.cases import LAYER, Shape, make_case
 
 CPU = torch.device("cpu")
@@ -67,10 +68,10 @@ def test_a_machine_without_cuda_gets_the_reference() -> None:
     assert select_kernels(CPU) is reference
 
 
-def _only(batch: reference.AttentionBatch, sequence: int) -> reference.AttentionBatch:
+def _only(batch: AttentionBatch, sequence: int) -> AttentionBatch:
     start, end = batch.query_start[sequence : sequence + 2].tolist()
     seq_len = int(batch.seq_lens[sequence])
-    return reference.AttentionBatch(
+    return AttentionBatch(
         query_start=torch.tensor([0, end - start], dtype=torch.int32),
         seq_lens=batch.seq_lens[sequence : sequence + 1],
         block_tables=batch.block_tables[sequence : sequence + 1],
