@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shared.errors import ProtocolError
 from shared.plan import SequenceStart, StepPlan
-from worker_svc.sampler import SamplingRows
+from worker_svc.sampling_rows import SamplingRows
 
 MAX_HANDLES = 1 << 16
 """No scheduler keeps so many sequences on one replica; a larger handle is an error."""

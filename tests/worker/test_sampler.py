@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 
 from shared.sampling import SamplingParams
-from worker_svc import sampler
+from worker_svc import draw_batch
 from worker_svc.philox import uniforms
-from worker_svc.sampler import SamplingRows, sample
+from worker_svc.sampler import sample
+from worker_svc.sampling_rows import SamplingRows
 
 
 def rows_of(params: Sequence[SamplingParams], positions: Sequence[int]) -> SamplingRows:
@@ -56,14 +57,8 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("rows_per_launch", [1, 3, 64])
-@pytest.mark.parametrize("first_candidates", [2, 1024])
-def test_equals_the_rule_written_out(
-    monkeypatch: pytest.MonkeyPatch, rows_per_launch: int, first_candidates: int
-) -> None:
-    """Exact for any size of the candidates' search and for the GPU's groups of rows."""
-    monkeypatch.setattr(sampler, "FIRST_CANDIDATES", first_candidates)
-    monkeypatch.setattr(sampler, "rows_per_launch", lambda device: rows_per_launch)
+def trials() -> Iterator[tuple[np.ndarray, SamplingRows, list[int]]]:
+    """Logits, every kind of parameters, and the tokens that the rule gives."""
     generator = np.random.default_rng(11)
     for trial in range(20):
         logits = generator.normal(size=(len(PARAMS), 61)).astype(np.float32) * 2
@@ -75,10 +70,30 @@ def test_equals_the_rule_written_out(
         ]
         rows = rows_of(params, [trial] * len(params))
         numbers = uniforms(rows.seed, rows.sequence_index, rows.output_position)
+        yield logits, rows, [oracle(logits[i], p, numbers[i]) for i, p in enumerate(params)]
+
+
+def test_each_row_equals_the_rule_written_out() -> None:
+    for logits, rows, expected in trials():
         drawn = sample(torch.from_numpy(logits), rows)
-        expected = [oracle(logits[i], p, numbers[i]) for i, p in enumerate(params)]
         assert drawn.token_ids.tolist() == expected
         assert drawn.is_sound.all()
+
+
+@pytest.mark.parametrize("rows_per_launch", [3, 64])
+@pytest.mark.parametrize("first_candidates", [2, 1024])
+def test_rows_in_one_launch_equal_the_rule_written_out(
+    monkeypatch: pytest.MonkeyPatch, rows_per_launch: int, first_candidates: int
+) -> None:
+    """What GPUs run: exact for any number of rows together and of candidates."""
+    monkeypatch.setattr(draw_batch, "FIRST_CANDIDATES", first_candidates)
+    monkeypatch.setattr(draw_batch, "ROWS_PER_LAUNCH", rows_per_launch)
+    chosen = np.array([i for i, p in enumerate(PARAMS) if not p.is_greedy])
+    for logits, rows, expected in trials():
+        numbers = uniforms(rows.seed, rows.sequence_index, rows.output_position)[chosen]
+        scores = torch.from_numpy(logits)
+        drawn = draw_batch.draw_batch(scores, chosen, rows.take(chosen), numbers)
+        assert drawn.tolist() == [expected[i] for i in chosen]
 
 
 def test_drawn_frequencies_follow_the_probabilities() -> None:
