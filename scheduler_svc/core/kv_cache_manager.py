@@ -171,8 +171,12 @@ class KVCacheManager:
             seq.digests.clear()
             seq.digest_block_size = self.block_size
         digests = seq.digests
-        for missing in range(len(digests), number + 1):
-            parent = digests[-1] if digests else self._hasher.root(seq.salt)
-            block_tokens = tokens if missing == number else self._tokens_of(seq, missing)
-            digests.append(self._hasher.digest(parent, block_tokens))
+        for missing in range(len(digests), number):
+            digests.append(self._next_digest(seq, self._tokens_of(seq, missing)))
+        if len(digests) == number:
+            digests.append(self._next_digest(seq, tokens))
         return digests[number]
+
+    def _next_digest(self, seq: Sequence, tokens: bytes) -> bytes:
+        parent = seq.digests[-1] if seq.digests else self._hasher.root(seq.salt)
+        return self._hasher.digest(parent, tokens)

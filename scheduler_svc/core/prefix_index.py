@@ -83,13 +83,13 @@ class PrefixIndex:
         """Make `block`, which is complete, findable; gives the entry that stands for the content
         now. An entry for the same content stays, be it this block's or another's; one of other
         content under the same digest leaves, since its prefix may be out of reach."""
-        known = self.find(digest, parent, tokens)
+        known = self._by_digest.get(digest)
         if known is not None:
-            return known
-        self.remove(block)
-        displaced = self._by_digest.get(digest)
-        if displaced is not None:
-            self.remove(displaced.block)
+            if known.parent == parent and known.tokens == tokens:
+                return known
+            self.remove(known.block)
+        if block in self._by_block:
+            self.remove(block)
         entry = IndexEntry(block, digest, parent, tokens, self._next_serial)
         self._next_serial += 1
         self._by_digest[digest] = entry

@@ -115,14 +115,15 @@ def _outcome(
     replica: Replica, rows: Ints, token_ids: Ints, is_stop: Bools, is_last: Bools
 ) -> StepOutcome:
     table = replica.table
+    if not is_last.any():
+        return StepOutcome(table.refs(rows), token_ids.tolist())
     endings = [
         _ending(table.sequence(row), token, bool(stop), int(table.num_tokens[row]))
         for row, token, stop in zip(
             rows[is_last].tolist(), token_ids[is_last].tolist(), is_stop[is_last], strict=True
         )
     ]
-    if endings:
-        rows, token_ids = rows[~is_stop], token_ids[~is_stop]
+    rows, token_ids = rows[~is_stop], token_ids[~is_stop]
     return StepOutcome(table.refs(rows), token_ids.tolist(), endings)
 
 
