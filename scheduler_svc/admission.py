@@ -24,6 +24,8 @@ class Limits:
     max_cache_salt_bytes: int = 128
     max_text_bytes: int = 4 << 20
     """Of a text, or of all messages of a conversation; bounds what one call costs a thread."""
+    max_token_ids: int = 1 << 20
+    """Ids to detokenize in one call, for the same reason."""
     max_chat_messages: int = 4096
     max_stop_strings: int = 16
     max_stop_string_bytes: int = 256
@@ -138,6 +140,10 @@ class Admission:
     def check_text(self, field: str, text: str) -> None:
         """Raises InvalidArgument for a text that is too large to work on."""
         _check_bytes(field, text, self._limits.max_text_bytes)
+
+    def check_num_token_ids(self, field: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidArgument for more ids than one call may turn into text."""
+        _check_count(field, token_ids, self._limits.max_token_ids)
 
     def check_chat(self, field: str, chat: inference_pb2.ChatPrompt) -> None:
         """Raises InvalidArgument for a conversation without turns or with too many."""

@@ -32,13 +32,12 @@ from scheduler_svc.membership import (
     WorkerState,
 )
 from scheduler_svc.workers import WorkerRegistry
-from shared.errors import AlreadyExists, NotFound, ProtocolError, QuireError, Unavailable
+from shared.errors import NotFound, ProtocolError, QuireError, Unavailable
 from shared.ids import ReplicaId, RequestId
 from shared.transport import PeerGone, RouterLink
 
 log = logging.getLogger(__name__)
 
-MAX_PLANS_IN_FLIGHT = 2
 RETRY_AFTER_S = 1.0
 
 
@@ -62,8 +61,7 @@ class Engine:
         self._clock = clock
         self._inbox: deque[Message] = deque()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_checked = True
         self._live = LiveRequests(scheduler, self.counters)
         self._is_paused = False
         self._is_closing = False
@@ -131,7 +129,7 @@ class Engine:
             self._report_defect()
             raise
         finally:
-            self.fail_all(Unavailable("the server stopped", RETRY_AFTER_S))
+            self._live.disown_all(Unavailable("the server stopped", RETRY_AFTER_S))
 
     async def receive_frames(self) -> None:
         """Takes what workers send into the inbox until cancelled."""
@@ -139,19 +137,16 @@ class Engine:
             identity, frame = await self._link.recv()
             self.post(Frame(identity, frame))
 
-    async def wait_idle(self) -> None:
-        """Returns when no request lives and no plan is in flight."""
-        await self._idle.wait()
-
     def fail_all(self, error: QuireError) -> None:
         """Ends every live request with `error`."""
         self._live.end_all(error)
         self._wake.set()
 
-    def drain_all(self) -> None:
-        """Asks every worker to leave."""
+    def send_workers_off(self) -> None:
+        """Asks every worker to leave at once, when no request is live any more."""
         for member in self.registry.members():
             self._drain(member)
+            self.registry.send_drain(member)
         self._wake.set()
 
     async def _sleep(self) -> None:
@@ -175,7 +170,8 @@ class Engine:
             identity, frame = outbox.popleft()
             try:
                 await self._link.send(identity, frame)
-            except PeerGone:
+            except (PeerGone, ProtocolError) as error:
+                log.warning("a frame could not be sent: %s", error)
                 self.registry.peer_gone(identity)
                 self._wake.set()
 
@@ -213,15 +209,12 @@ class Engine:
         self.counters["requests"] += 1
         try:
             self._check_open()
-            if request.request_id in self._live:
-                raise AlreadyExists(f"a request named {request.request_id!r} is running")
             self.scheduler.submit(request, now)
         except QuireError as error:
             self.counters["requests_refused"] += 1
             message.sink.fail(error)
             return
         self._live.add(request, message.sink)
-        self._idle.clear()
 
     def _check_open(self) -> None:
         if self._is_closing:
@@ -258,16 +251,16 @@ class Engine:
 
     def _plan(self, now: float) -> None:
         for member in self.registry.members():
-            if member.state is WorkerState.LOADING:
+            if member.state is WorkerState.LOADING or member.drain_sent:
                 continue
-            while len(member.in_flight) < MAX_PLANS_IN_FLIGHT and not member.is_gone:
+            while True:
                 started_s = self._clock()
                 plan, events = self.scheduler.schedule(member.replica, now)
                 self._live.dispatch(events, now)
                 if plan is None:
                     break
                 self.registry.send_plan(member.replica, plan, now)
-                self._idle.clear()
+                self._is_checked = False
                 member.times.plan_s.add(self._clock() - started_s)
 
     def _drain(self, member: Member) -> None:
@@ -294,11 +287,12 @@ class Engine:
             self.serving_changed.set()
 
     def _note_idle(self) -> None:
-        if self._live or self._idle.is_set():
+        """Checks the core's invariants once whenever all work is done."""
+        if self._live or self._is_checked:
             return
         if all(not member.in_flight for member in self.registry.members()):
             self.scheduler.check_invariants()
-            self._idle.set()
+            self._is_checked = True
 
     def _report_defect(self) -> None:
         log.critical(

@@ -101,6 +101,11 @@ class LiveRequests:
         for request_id in list(self._live):
             self._remove(request_id).sink.fail(error)
 
+    def disown_all(self, error: QuireError) -> None:
+        """Lets every sink hear of `error` without a word to the core, which may be broken."""
+        while self._live:
+            self._live.popitem()[1].sink.fail(error)
+
     def dispatch(self, events: Iterable[Event], now: float) -> None:
         """Hands events to their sinks."""
         for event in events:

@@ -79,7 +79,7 @@ class Member:
     in_flight: deque[SentPlan] = field(default_factory=deque)
     """Plans sent and not answered, oldest first."""
     is_gone: bool = False
-    """A frame to it could not be routed: its connection is closed."""
+    """A frame to it could not be sent: its connection is closed, or it does not read."""
     drain_sent: bool = False
     times: StepTimes = field(default_factory=StepTimes)
 

@@ -155,7 +155,7 @@ class SchedulerServer:
         """Ends at once: open streams get UNAVAILABLE."""
         self.engine.fail_all(Unavailable("the server shut down", retry_after_s=1.0))
         if send_workers_off:
-            self.engine.drain_all()
+            self.engine.send_workers_off()
             await self._wait_workers_left()
         await asyncio.gather(*(server.stop(CALLS_END_S) for server in self._servers))
         for task in self._tasks:

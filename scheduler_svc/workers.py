@@ -292,7 +292,7 @@ class WorkerRegistry:
     def _cause_of_death(self, member: Member, now: float) -> str | None:
         config = self._config
         if member.is_gone:
-            return "its connection closed"
+            return "it can't be reached"
         if now - member.last_heard_s > MISSED_HEARTBEATS * config.heartbeat_interval_s:
             return f"it missed {MISSED_HEARTBEATS} heartbeats"
         if member.in_flight and now - member.last_progress_s > config.hang_timeout_s:

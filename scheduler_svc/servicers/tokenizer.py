@@ -35,6 +35,7 @@ class TokenizerServicer(inference_pb2_grpc.TokenizerServiceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         """Text of token ids."""
         self._admission.check_model(request.model)
+        self._admission.check_num_token_ids("token_ids", request.token_ids)
         text = await self._text_pool.decode(
             request.token_ids, skip_special_tokens=request.skip_special_tokens
         )

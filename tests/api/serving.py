@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from protos.quire.admin.v1 import admin_pb2_grpc
+from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.config import SchedulerServiceConfig, SecurityConfig, WorkerPlaneConfig
 from scheduler_svc.core.config import SchedulerConfig
@@ -60,8 +60,15 @@ class Served:
             await self.status()
 
     async def wait_idle(self) -> None:
-        """Returns when the engine has checked that nothing is held any more."""
-        await self.server.engine.wait_idle()
+        """Returns when nothing runs, waits, is on its way, or holds a block."""
+        is_idle = False
+        while not is_idle:
+            state = await self.admin.GetEngineState(admin_pb2.GetEngineStateRequest())
+            is_idle = state.num_waiting + state.num_running + state.num_swapped == 0 and all(
+                replica.num_steps_in_flight == 0
+                and replica.num_free_blocks + replica.num_cached_blocks == replica.num_blocks
+                for replica in state.replicas
+            )
 
 
 @contextlib.asynccontextmanager

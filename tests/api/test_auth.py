@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from protos.quire.admin.v1 import admin_pb2
-from protos.quire.inference.v1 import inference_pb2
+from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.config import SecurityConfig
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
 from tests.api.serving import NOT_SERVING, error_of, request, serving
 
+OPENSSL = shutil.which("openssl")
 LIST = inference_pb2.ListModelsRequest()
 
 
@@ -52,3 +56,36 @@ async def test_each_token_is_good_and_health_needs_none(
         error = await error_of(served.generation.Generate(request(), metadata=metadata))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert await served.status() == NOT_SERVING
+
+
+def certificate(folder: Path, name: str) -> tuple[bytes, bytes]:
+    """A self-signed certificate for localhost and its key, in PEM."""
+    assert OPENSSL is not None
+    key, cert = folder / f"{name}.key", folder / f"{name}.crt"
+    make = [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    make += ["-nodes", "-days", "2", "-subj", f"/CN={name}"]
+    make += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(make, check=True, capture_output=True)
+    return cert.read_bytes(), key.read_bytes()
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="makes its certificates with openssl")
+async def test_mutual_tls_lets_in_known_certificates_alone(
+    spec: ModelSpec, text_model: TextModel, tmp_path: Path
+) -> None:
+    cert, key = certificate(tmp_path, "server")
+    client_cert, client_key = certificate(tmp_path, "client")
+    security = SecurityConfig(tls_cert=cert, tls_key=key, tls_client_ca=client_cert)
+    client = grpc.ssl_channel_credentials(cert, client_key, client_cert)
+    options = [("grpc.ssl_target_name_override", "localhost")]
+    async with serving(spec, text_model, security=security) as served:
+        address = served.server.address
+        for credentials, works in ((client, True), (grpc.ssl_channel_credentials(cert), False)):
+            async with grpc.aio.secure_channel(address, credentials, options) as channel:
+                call = inference_pb2_grpc.ModelServiceStub(channel).ListModels(LIST, timeout=5)
+                if works:
+                    assert (await call).models
+                else:
+                    assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
+        plain = await error_of(served.models.ListModels(LIST, timeout=5))
+    assert plain.code() is grpc.StatusCode.UNAVAILABLE

@@ -9,6 +9,7 @@ import grpc
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.text.tokenizer import TextModel
+from shared.ids import RequestId
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import continuation, joined, letter_after
 from tests.api.serving import OpenStream, answer, error_of, opened, request, serving
@@ -120,7 +121,7 @@ async def test_an_operator_cancels_a_request(spec: ModelSpec, text_model: TextMo
             await served.wait_status(1)
             worker.hold()
             stream = await opened(served, request(request_id="mine"))
-            served.server.engine.cancel("mine")
+            served.server.engine.cancel(RequestId("mine"))
             got = await stream.rest()
             worker.release()
             await served.wait_idle()

@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2
 
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import joined
@@ -195,7 +196,24 @@ async def test_a_sequence_that_fails_alone_is_aborted(
     assert got.finished.usage.num_output_tokens == 100
 
 
-async def test_a_defect_tells_the_client_a_log_id_alone(
+async def test_a_defect_of_the_core_ends_the_process_and_not_in_silence(
+    spec: ModelSpec,
+    text_model: TextModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(spec, text_model) as served, joined(served.worker()):
+        await served.wait_status(1)
+        stream = await opened(served, request(max_tokens=200))
+        monkeypatch.setattr(Scheduler, "apply_result", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await served.server.wait_defect()
+        error = await stream.error()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "the engine stops on a defect: 1 live requests" in caplog.text
+
+
+async def test_a_defect_of_one_call_tells_the_client_a_log_id_alone(
     spec: ModelSpec,
     text_model: TextModel,
     monkeypatch: pytest.MonkeyPatch,

@@ -131,8 +131,9 @@ async def test_streams_beyond_the_grace_end_unavailable(
                 await refuses(stub)
                 scheduler.process.send_signal(signal.SIGTERM)
             error = await error_of(stream)
-            worker.release()
             code, rest = await scheduler.end()
+            worker.release()
+            await worker.left.wait()  # it was told to leave though its plans were not answered
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert code == 0, rest
 

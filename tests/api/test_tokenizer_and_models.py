@@ -38,6 +38,8 @@ async def test_tokenizer_calls_name_what_is_wrong(spec: ModelSpec, text_model: T
     async with serving(spec, text_model) as served:
         beyond = inference_pb2.DetokenizeRequest(token_ids=[VOCAB_SIZE])
         empty = inference_pb2.RenderChatRequest()
+        many = inference_pb2.DetokenizeRequest(token_ids=[1] * ((1 << 20) + 1))
+        assert violated_field(await error_of(served.tokenizer.Detokenize(many))) == "token_ids"
         large = inference_pb2.TokenizeRequest(text="x" * ((4 << 20) + 1))
         assert violated_field(await error_of(served.tokenizer.Detokenize(beyond))) == "token_ids"
         assert violated_field(await error_of(served.tokenizer.RenderChat(empty))) == "chat.messages"
