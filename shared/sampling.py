@@ -12,7 +12,8 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 class SamplingParams:
     """Parameters of one sequence's draws; values are validated at admission.
 
-    The filters apply in this order to the softmax of `logits / temperature`: top_k, top_p, min_p.
+    The filters apply in this order to the softmax of `logits / temperature`: top_k, top_p, min_p;
+    each one's probabilities are relative to what the one before it left.
     Ranks break ties by the lower token id, so that the candidates are the same on every device.
     """
 
