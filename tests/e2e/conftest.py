@@ -13,6 +13,8 @@ from tests.e2e.cluster import Cluster, model_file
 from tests.e2e.reference import Continuation, read_greedy
 
 FLOAT32 = ("--dtype", "float32")
+SHORT_STEPS = ("--max-num-batched-tokens", "256")
+"""So that a step of a busy machine still ends soon."""
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +45,8 @@ def started(cluster: Cluster, num_workers: int = 1) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def plain(model_path: Path) -> Iterator[Cluster]:
-    """One worker, float32, everything else by default."""
-    with started(Cluster(model_path, worker_flags=FLOAT32)) as cluster:
+    """One worker, float32."""
+    with started(Cluster(model_path, worker_flags=(*FLOAT32, *SHORT_STEPS))) as cluster:
         yield cluster
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protos.quire.inference.v1 import inference_pb2
-from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.cluster import PATIENCE_S, Cluster, eventually
 from tests.tree import ROOT
 
 PROTO = ROOT / "protos/quire/inference/v1/inference.proto"
@@ -68,4 +68,4 @@ def test_node_cancels_and_the_blocks_are_free(node_folder: Path, plain: Cluster)
     result = _run(node_folder, plain, "Once upon a time", "4096", "3")
     assert result["status"] == "CANCELLED" and result["reason"] is None
     assert len(result["token_ids"]) < 64
-    eventually(plain.is_idle, 5.0, "no sequence and no block is held", plain.tail)
+    eventually(plain.is_idle, PATIENCE_S, "no sequence and no block is held", plain.tail)

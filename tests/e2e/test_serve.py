@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import eventually
+from tests.e2e.cluster import PATIENCE_S, eventually
 from tests.tree import ROOT
 
 LOCAL = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
@@ -54,7 +54,7 @@ class Serving:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        eventually(lambda: "Quire is ready" in self.printed(), 60.0, "ready", self.printed)
+        eventually(lambda: "Quire is ready" in self.printed(), 90.0, "ready", self.printed)
         self.children = _descendants(self.process.pid)
 
     def printed(self) -> str:
@@ -105,7 +105,7 @@ def test_a_signal_stops_everything_and_is_no_failure(
 ) -> None:
     assert len(serving.children) == 2
     serving.process.send_signal(number)
-    assert serving.process.wait(30) == 0, serving.printed()
+    assert serving.process.wait(PATIENCE_S) == 0, serving.printed()
     assert serving.all_gone()
 
 
@@ -113,7 +113,7 @@ def test_a_dead_worker_is_reported_and_started_again(serving: Serving) -> None:
     os.kill(serving.pid_of("worker_svc"), signal.SIGKILL)
     eventually(
         lambda: "worker-0 was killed by signal 9; it starts again in 1 s" in serving.printed(),
-        10.0,
+        PATIENCE_S,
         "the death is told",
         serving.printed,
     )
@@ -121,20 +121,20 @@ def test_a_dead_worker_is_reported_and_started_again(serving: Serving) -> None:
         lambda: any(
             "-m worker_svc" in _command_line(pid) for pid in _descendants(serving.process.pid)
         ),
-        10.0,
+        PATIENCE_S,
         "another worker runs",
         serving.printed,
     )
     serving.children |= _descendants(serving.process.pid)
     serving.process.send_signal(signal.SIGTERM)
-    assert serving.process.wait(40) == 0, serving.printed()
+    assert serving.process.wait(PATIENCE_S) == 0, serving.printed()
     assert serving.all_gone()
 
 
 def test_the_schedulers_death_ends_the_service(serving: Serving) -> None:
     """FIELD-FAILURES, part 3: the scheduler is killed: workers that were spawned exit."""
     os.kill(serving.pid_of("scheduler_svc"), signal.SIGKILL)
-    assert serving.process.wait(30) == 1
+    assert serving.process.wait(PATIENCE_S) == 1
     assert "scheduler was killed by signal 9" in serving.printed()
     assert "Traceback" not in serving.printed() and serving.all_gone()
 
@@ -142,4 +142,4 @@ def test_the_schedulers_death_ends_the_service(serving: Serving) -> None:
 def test_kill_9_leaves_no_process_behind(serving: Serving) -> None:
     serving.process.kill()
     serving.process.wait()
-    eventually(serving.all_gone, 15.0, "all children ended", serving.printed)
+    eventually(serving.all_gone, PATIENCE_S, "all children ended", serving.printed)

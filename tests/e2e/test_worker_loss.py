@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.e2e.cluster import Cluster, eventually, greedy
+from tests.e2e.cluster import PATIENCE_S, Cluster, eventually, greedy
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -30,7 +30,7 @@ def test_kill_9_of_one_of_two_workers_changes_no_stream(two_workers: Cluster) ->
                 min(len(answer.token_ids) for answer in answers) >= 4
                 and all(replica.num_running for replica in two_workers.state().replicas)
             ),
-            60.0,
+            PATIENCE_S,
             "all eight streams run, on both workers",
             two_workers.tail,
         )
@@ -72,7 +72,7 @@ def test_a_hung_worker_is_noticed_and_taken_back(one_worker: Cluster) -> None:
     one_worker.workers[0].send_signal(signal.SIGSTOP)
     eventually(lambda: one_worker.health() == NOT_SERVING, 1.5 + SLACK_S, "NOT_SERVING")
     one_worker.workers[0].send_signal(signal.SIGCONT)
-    eventually(lambda: one_worker.health() == SERVING, 30.0, "SERVING", one_worker.tail)
+    eventually(lambda: one_worker.health() == SERVING, PATIENCE_S, "SERVING", one_worker.tail)
     assert one_worker.generate(REQUESTS[0]).token_ids == before.token_ids
 
 
