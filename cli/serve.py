@@ -78,6 +78,10 @@ def serve(
         int | None, typer.Option(min=1, help="tokens in one step")
     ] = None,
     max_waiting: Annotated[int | None, typer.Option(min=1, help="requests that may wait")] = None,
+    preemption: Annotated[
+        str | None,
+        typer.Option(help="recompute, swap or auto (default), when KV blocks run out"),
+    ] = None,
     shutdown_grace_s: Annotated[
         float, typer.Option(min=0, help="seconds that streams may take at the end")
     ] = 30.0,
@@ -106,6 +110,7 @@ def serve(
             worker_endpoint=endpoint,
             model_name=model_name,
             max_waiting=max_waiting,
+            preemption=preemption,
             shutdown_grace_s=shutdown_grace_s,
         )
         worker = _flags(

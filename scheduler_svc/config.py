@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.config import PreemptionMode, SchedulerConfig
 from shared.endpoint import Endpoint
 from shared.errors import ConfigError
 from shared.logs import LEVELS, LogFormat
@@ -81,6 +81,14 @@ def _positive_int(text: str) -> int:
     return value
 
 
+def _preemption_mode(text: str) -> PreemptionMode:
+    try:
+        return PreemptionMode(text)
+    except ValueError:
+        modes = ", ".join(mode.value for mode in PreemptionMode)
+        raise argparse.ArgumentTypeError(f"must be one of {modes}") from None
+
+
 def _positive_float(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -117,6 +125,12 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
         _positive_int,
         _CORE.max_waiting_tokens,
         "prompt tokens that wait",
+    ),
+    (
+        "--preemption",
+        _preemption_mode,
+        _CORE.preemption_mode.value,
+        "recompute, swap (to host memory) or auto (the cheaper), when KV blocks run out",
     ),
     ("--max-streams", _positive_int, 4096, "Generate calls open at once"),
     ("--heartbeat-interval-ms", _positive_int, 500, "milliseconds between heartbeats"),
@@ -180,6 +194,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
             max_waiting=args.max_waiting,
             max_waiting_tokens=args.max_waiting_tokens,
             no_replica_grace_s=args.no_replica_grace_s,
+            preemption_mode=args.preemption,
         ),
     )
     _check_binds(config, allow_plaintext=args.allow_plaintext)

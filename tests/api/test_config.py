@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.config import parse_config
+from scheduler_svc.core.config import PreemptionMode
 from shared.errors import ConfigError
 
 MODEL = ("--model", "m.gguf")
@@ -27,6 +28,12 @@ def test_the_flag_wins_over_the_environment_over_the_default() -> None:
     assert config.workers.heartbeat_interval_s == 0.5
 
 
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_the_way_of_preemption_is_a_flag(mode: PreemptionMode) -> None:
+    assert parse_config(MODEL, {}).core.preemption_mode is PreemptionMode.AUTO
+    assert parse_config([*MODEL, "--preemption", mode.value], {}).core.preemption_mode is mode
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -36,6 +43,7 @@ def test_the_flag_wins_over_the_environment_over_the_default() -> None:
         ([*MODEL, "--max-num-seqs", "0"], "at least 1"),
         ([*MODEL, "--max-num-seqs", "many"], "--max-num-seqs"),
         ([*MODEL, "--hang-timeout-s", "nan"], "above 0"),
+        ([*MODEL, "--preemption", "never"], "recompute, swap, auto"),
         ([*MODEL, "--log-format", "xml"], "text or json"),
         ([*MODEL, "--log-level", "loud"], "debug"),
         ([*MODEL, "--tls-cert", "c.pem"], "--tls-key"),
