@@ -88,13 +88,7 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "warning",
 ) -> None:
     """Run a scheduler and workers on this machine."""
-    for variable in REMOTE_ONLY:
-        if os.environ.get(variable):
-            raise CommandError(
-                f"{variable} is set, but `quire serve` serves this machine alone; start "
-                "`python -m scheduler_svc` and `python -m worker_svc` by themselves instead",
-                EXIT_USAGE,
-            )
+    _refuse_remote_settings()
     listen, admin_listen = _with_port(listen), _with_port(admin_listen)
     with _runtime_directory() as directory:
         endpoint = f"ipc://{directory}/workers.sock"
@@ -130,6 +124,16 @@ def serve(
         )
         code = _run(fleet, _Addresses(listen, admin_listen), command or ())
     raise SystemExit(code)
+
+
+def _refuse_remote_settings() -> None:
+    for variable in REMOTE_ONLY:
+        if os.environ.get(variable):
+            raise CommandError(
+                f"{variable} is set, but `quire serve` serves this machine alone; start "
+                "`python -m scheduler_svc` and `python -m worker_svc` by themselves instead",
+                EXIT_USAGE,
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Limits:
     max_stop_string_bytes: int = 256
     max_stop_token_ids: int = 64
     max_temperature: float = 100.0
+    max_choices: int = 16
+    max_first_choice: int = 1 << 20
     max_priority: int = 100
     """Priorities lie in [-max_priority, max_priority]."""
 
@@ -77,6 +79,7 @@ class Admission:
             raise InvalidArgument("priority", f"{message.priority} is not in [-{bound}, {bound}]")
         self._check_prompt(message)
         self._check_sampling(_resolved_sampling(message.sampling))
+        self._check_choices(message.sampling)
         self._check_stopping(message.stopping)
 
     def admit(
@@ -101,6 +104,8 @@ class Admission:
             max_tokens=max_tokens,
             eos_token_ids=frozenset(eos_token_ids),
             stop_token_ids=frozenset(stopping.stop_token_ids),
+            num_sequences=message.sampling.n if message.sampling.HasField("n") else 1,
+            first_choice=message.sampling.first_choice,
             priority=message.priority,
             queue_timeout_s=message.queue_timeout_ms / 1000 or None,
             cache_salt=message.cache_salt.encode(),
@@ -169,6 +174,13 @@ class Admission:
         _require_range("top_k", sampling.top_k, f"[0, {vocab_size}]", 0, vocab_size)
         _require_range("top_p", sampling.top_p, "(0, 1]", math.nextafter(0, 1), 1)
         _require_range("min_p", sampling.min_p, "[0, 1]", 0, 1)
+
+    def _check_choices(self, sampling: inference_pb2.SamplingParams) -> None:
+        limits = self._limits
+        if sampling.HasField("n"):
+            _require_range("n", sampling.n, f"[1, {limits.max_choices}]", 1, limits.max_choices)
+        most = limits.max_first_choice
+        _require_range("first_choice", sampling.first_choice, f"[0, {most}]", 0, most)
 
     def _check_stopping(self, stopping: inference_pb2.StoppingParams) -> None:
         limits = self._limits

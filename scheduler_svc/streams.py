@@ -148,6 +148,8 @@ class RequestStream:
                 top_p=sampling.top_p,
                 min_p=sampling.min_p,
                 seed=sampling.seed,
+                n=request.num_sequences,
+                first_choice=request.first_choice,
             ),
             max_tokens=request.max_tokens,
             num_prompt_tokens=len(request.prompt_token_ids),

@@ -54,6 +54,8 @@ class NewRequest:
     """Empty when the client ignores the end of sequence."""
     stop_token_ids: frozenset[int] = frozenset()
     num_sequences: int = 1
+    first_choice: int = 0
+    """Sequence i draws as choice `first_choice + i` of its seed."""
     priority: int = 0
     queue_timeout_s: float | None = None
     cache_salt: bytes = b""

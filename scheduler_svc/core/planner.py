@@ -203,7 +203,7 @@ class StepPlanner:
                 num_computed_tokens=match.num_tokens,
                 block_table=tuple(seq.block_table),
                 sampling=seq.request.new.sampling,
-                sequence_index=seq.index,
+                sequence_index=seq.request.new.first_choice + seq.index,
             )
         )
         self._compute(seq)
