@@ -39,6 +39,9 @@ def started(cluster: Cluster, num_workers: int = 1) -> Iterator[Cluster]:
             cluster.add_worker()
         cluster.wait_ready(num_workers)
         yield cluster
+    except BaseException:
+        print(cluster.tail())  # pytest shows it with the failure
+        raise
     finally:
         cluster.close()
 
