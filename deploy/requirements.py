@@ -1,6 +1,6 @@
 """Prints what pyproject.toml asks for, one requirement a line: what an image installs.
 
-python requirements.py [--extra NAME]... [--without NAME]...
+python requirements.py [--extra NAME]... [--without NAME...]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _name(requirement: str) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--extra", action="append", default=[])
-    parser.add_argument("--without", action="append", default=[])
+    parser.add_argument("--without", nargs="+", default=[])
     arguments = parser.parse_args()
     for line in requirements(Path("pyproject.toml"), arguments.extra, arguments.without):
         print(line)

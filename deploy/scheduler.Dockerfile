@@ -5,9 +5,9 @@ FROM ${BASE_IMAGE} AS build
 RUN python -m venv /opt/venv
 WORKDIR /build
 COPY pyproject.toml constraints.txt deploy/requirements.py ./
-RUN --mount=type=cache,target=/root/.cache/pip \
-    python requirements.py --without typer --without rich > requirements.txt \
-    && /opt/venv/bin/pip install --disable-pip-version-check -c constraints.txt \
+RUN --mount=type=cache,target=/var/cache/pip \
+    python requirements.py --without typer rich > requirements.txt \
+    && /opt/venv/bin/pip install --disable-pip-version-check --cache-dir=/var/cache/pip -c constraints.txt \
         -r requirements.txt
 
 FROM ${BASE_IMAGE}

@@ -11,8 +11,9 @@ RUN apt-get update \
 RUN python -m venv /opt/venv
 WORKDIR /build
 COPY pyproject.toml constraints.txt deploy/requirements.py ./
-RUN python requirements.py --extra worker --without torch --without triton \
-        --without typer --without rich > requirements.txt \
+# No gRPC and no text handling here: those are the scheduler's.
+RUN python requirements.py --extra worker --without torch triton typer rich uvloop tokenizers \
+        jinja2 grpcio grpcio-health-checking grpcio-reflection grpcio-status > requirements.txt \
     && grep -i '^torch==' constraints.txt > torch.txt
 
 FROM ${BASE_IMAGE} AS runtime
@@ -34,10 +35,10 @@ ENTRYPOINT ["python", "-m", "worker_svc"]
 FROM build AS build-cuda
 # Of these builds, the index has those for the CUDA version in its name.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
-RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/venv/bin/pip install --disable-pip-version-check --retries 1 \
+RUN --mount=type=cache,target=/var/cache/pip \
+    /opt/venv/bin/pip install --disable-pip-version-check --cache-dir=/var/cache/pip --retries 1 \
         ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} -r torch.txt \
-    && /opt/venv/bin/pip install --disable-pip-version-check -c constraints.txt \
+    && /opt/venv/bin/pip install --disable-pip-version-check --cache-dir=/var/cache/pip -c constraints.txt \
         -r requirements.txt triton
 
 FROM runtime AS cuda
@@ -57,11 +58,12 @@ USER 10001:10001
 FROM build AS build-cpu
 # Where CPU builds of torch come from; empty leaves it to pip's own settings.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/venv/bin/pip install --disable-pip-version-check --retries 1 \
+RUN --mount=type=cache,target=/var/cache/pip \
+    /opt/venv/bin/pip install --disable-pip-version-check --cache-dir=/var/cache/pip --retries 1 \
         ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} -r torch.txt \
-    && /opt/venv/bin/pip install --disable-pip-version-check -c constraints.txt \
+    && /opt/venv/bin/pip install --disable-pip-version-check --cache-dir=/var/cache/pip -c constraints.txt \
         -r requirements.txt
+COPY shared ./shared
 COPY kernels ./kernels
 # The machine that runs the image is another than builds it: every instruction set is compiled.
 RUN if [ "$(uname -m)" = x86_64 ]; then sets="avx2 portable"; else sets=portable; fi \

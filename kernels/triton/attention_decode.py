@@ -20,7 +20,7 @@ group of 4 heads is 2 KiB, so splitting costs under 2% of the traffic.
 import triton
 import triton.language as tl
 
-from kernels.triton.online_softmax import attend_tiles
+from kernels.triton.online_softmax import attend
 
 SPLIT_TOKENS = 256
 """The shortest run of positions that a program takes; a multiple of every tiling's num_keys."""
@@ -98,23 +98,15 @@ def decode_kernel(
         other=0.0,
     ).to(COMPUTE)
 
-    accumulator = tl.zeros([NUM_ROWS, PADDED_DIM], tl.float32)
-    row_max = tl.full([NUM_ROWS], float("-inf"), tl.float32)
-    row_sum = tl.zeros([NUM_ROWS], tl.float32)
     table = block_tables + sequence.to(tl.int64) * stride_table
     keys += kv_head * stride_kv_head
     values += kv_head * stride_kv_head
     row_positions = tl.full([NUM_ROWS], 0, tl.int32) + (seq_len - 1)
     whole = first + (last - first) // NUM_KEYS * NUM_KEYS
-    accumulator, row_max, row_sum = attend_tiles(
-        tile, accumulator, row_max, row_sum, row_positions, first, whole,
+    accumulator, row_max, row_sum = attend(
+        tile, row_positions, first, whole, last,
         table, keys, values, stride_block, stride_slot, scale,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, NUM_KEYS, MASKED=False,
-    )  # fmt: skip
-    accumulator, row_max, row_sum = attend_tiles(
-        tile, accumulator, row_max, row_sum, row_positions, whole, last,
-        table, keys, values, stride_block, stride_slot, scale,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, NUM_KEYS, MASKED=True,
+        HEAD_DIM, BLOCK_SIZE, NUM_ROWS, NUM_KEYS, PADDED_DIM,
     )  # fmt: skip
 
     num_heads = tl.num_programs(1) * GROUP

@@ -17,7 +17,7 @@ A tile's rows are (token, query head of the group), so that each key is read onc
 import triton
 import triton.language as tl
 
-from kernels.triton.online_softmax import attend_tiles
+from kernels.triton.online_softmax import attend
 
 
 @triton.jit
@@ -89,9 +89,6 @@ def prefill_kernel(
         other=0.0,
     ).to(COMPUTE)
 
-    accumulator = tl.zeros([NUM_ROWS, PADDED_DIM], tl.float32)
-    row_max = tl.full([NUM_ROWS], float("-inf"), tl.float32)
-    row_sum = tl.zeros([NUM_ROWS], tl.float32)
     table = block_tables + sequence.to(tl.int64) * stride_table
     keys += kv_head * stride_kv_head
     values += kv_head * stride_kv_head
@@ -100,15 +97,10 @@ def prefill_kernel(
     row_positions = seq_len - query_len + tokens
     whole = (first_position + 1) // NUM_KEYS * NUM_KEYS
     last = tl.minimum(first_position + TOKENS, seq_len)
-    accumulator, row_max, row_sum = attend_tiles(
-        tile, accumulator, row_max, row_sum, row_positions, 0, whole,
+    accumulator, _, row_sum = attend(
+        tile, row_positions, 0, whole, last,
         table, keys, values, stride_block, stride_slot, scale,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, NUM_KEYS, MASKED=False,
-    )  # fmt: skip
-    accumulator, row_max, row_sum = attend_tiles(
-        tile, accumulator, row_max, row_sum, row_positions, whole, last,
-        table, keys, values, stride_block, stride_slot, scale,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, NUM_KEYS, MASKED=True,
+        HEAD_DIM, BLOCK_SIZE, NUM_ROWS, NUM_KEYS, PADDED_DIM,
     )  # fmt: skip
 
     num_heads = tl.num_programs(1) * GROUP

@@ -17,13 +17,11 @@ import triton.language as tl
 
 
 @triton.jit
-def attend_tiles(
+def attend(
     query,  # [NUM_ROWS, PADDED_DIM], in the type that is multiplied
-    accumulator,  # [NUM_ROWS, PADDED_DIM] float32
-    row_max,  # [NUM_ROWS] float32
-    row_sum,  # [NUM_ROWS] float32
     row_positions,  # [NUM_ROWS], the last position that each row sees
     first,  # positions first ..< last are attended to
+    whole,  # first ..< whole is seen by every row, in tiles of NUM_KEYS
     last,
     block_table,  # pointer to the sequence's row of the block tables
     keys,  # pointer to this layer's and head's keys in block 0
@@ -31,6 +29,46 @@ def attend_tiles(
     stride_block,
     stride_slot,
     scale,  # with the factor log2(e)
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_ROWS: tl.constexpr,
+    NUM_KEYS: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+):
+    """Returns the accumulator [NUM_ROWS, PADDED_DIM], and each row's maximum and sum.
+
+    Each row must see position `first`.
+    """
+    accumulator = tl.zeros([NUM_ROWS, PADDED_DIM], tl.float32)
+    row_max = tl.full([NUM_ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([NUM_ROWS], tl.float32)
+    accumulator, row_max, row_sum = _attend_tiles(
+        query, accumulator, row_max, row_sum, row_positions, first, whole,
+        block_table, keys, values, stride_block, stride_slot, scale,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, NUM_KEYS, MASKED=False,
+    )  # fmt: skip
+    return _attend_tiles(
+        query, accumulator, row_max, row_sum, row_positions, whole, last,
+        block_table, keys, values, stride_block, stride_slot, scale,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, NUM_KEYS, MASKED=True,
+    )  # fmt: skip
+
+
+@triton.jit
+def _attend_tiles(
+    query,
+    accumulator,
+    row_max,
+    row_sum,
+    row_positions,
+    first,
+    last,
+    block_table,
+    keys,
+    values,
+    stride_block,
+    stride_slot,
+    scale,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,

@@ -1,0 +1,1 @@
+"""Images, compose services and the scripts that run inside them."""
