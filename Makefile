@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 PROTOS := $(wildcard protos/quire/*/v1/*.proto)
-PACKAGES := shared protos scheduler_svc worker_svc kernels cli bench tests
+PACKAGES := shared protos scheduler_svc worker_svc kernels cli bench deploy tests
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -55,9 +55,9 @@ test: setup model lint native ## Everything that must hold: lint and all tests
 	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest --durations=8
 
 demo: setup model native ## Start a server, ask a question, stream the answer, stop the server
-	@QUESTION="$(QUESTION)"; \
-	$(BIN)/quire serve --model "$(MODEL)" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 -- \
-	  $(BIN)/quire generate --chat --echo --max-tokens 200 --temperature 0 "$$QUESTION"
+	@echo "Question: $(QUESTION)"
+	@$(BIN)/quire serve --model "$(MODEL)" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 -- \
+	  $(BIN)/quire generate --chat --max-tokens 200 --temperature 0 "$(QUESTION)"
 
 bench: setup model native ## Load a server with 1 and 8 clients; figures to bench/results/
 	@mkdir -p bench/results

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("shared", "scheduler_svc", "worker_svc", "kernels", "cli", "bench", "tests")
+PACKAGES = ("shared", "scheduler_svc", "worker_svc", "kernels", "cli", "bench", "deploy", "tests")
 
 
 @dataclass(frozen=True, slots=True)

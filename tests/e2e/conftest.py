@@ -61,9 +61,9 @@ def two_workers(model_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_worker(model_path: Path) -> Iterator[Cluster]:
-    """One float32 worker, to be killed by the test."""
+    """One float32 worker, to be killed; each test leaves one ready worker behind."""
     flags = (*FLOAT32, "--num-blocks", "256")
     with started(Cluster(model_path, worker_flags=flags)) as cluster:
         yield cluster

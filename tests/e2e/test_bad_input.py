@@ -100,15 +100,21 @@ def _ends_with_a_sentence(*command: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["missing", "cut", "garbage", "empty", "bare"])
-@pytest.mark.parametrize("process", ["scheduler", "serve"])
-def test_a_bad_model_file_is_named(broken_files: dict[str, Path], process: str, name: str) -> None:
+def test_the_scheduler_names_a_bad_model_file(broken_files: dict[str, Path], name: str) -> None:
     """FIELD-FAILURES, part 3: a bad model path: the cause is printed and both sides exit."""
-    command = {
-        "scheduler": ["scheduler_svc", "--listen", free_address()],
-        "serve": ["cli", "serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"],
-    }[process]
-    sentence = _ends_with_a_sentence(*command, "--model", str(broken_files[name]))
+    sentence = _ends_with_a_sentence(
+        *("scheduler_svc", "--listen", free_address(), "--admin-listen", free_address()),
+        *("--model", str(broken_files[name])),
+    )
     assert broken_files[name].name in sentence
+
+
+def test_serve_passes_on_the_cause_of_a_failed_start(broken_files: dict[str, Path]) -> None:
+    sentence = _ends_with_a_sentence(
+        *("cli", "serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
+        *("--model", str(broken_files["cut"])),
+    )
+    assert broken_files["cut"].name in sentence
 
 
 @pytest.mark.parametrize("name", ["missing", "garbage"])

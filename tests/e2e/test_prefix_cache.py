@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protos.quire.inference.v1 import inference_pb2
 from tests.e2e.cluster import Cluster, greedy
 
 BLOCK_SIZE = 16
@@ -42,3 +43,24 @@ def test_another_salt_misses(plain: Cluster) -> None:
         for salt in ("a", "a", "b", "")
     ]
     assert cached == [0, 96, 0, 0]
+
+
+def test_the_worked_example_of_the_architecture_page(plain: Cluster) -> None:
+    """docs/ARCHITECTURE.md tells these numbers."""
+
+    def ask(question: str) -> tuple[int, int]:
+        message = inference_pb2.ChatMessage(role="user", content=question)
+        request = inference_pb2.GenerateRequest(
+            chat=inference_pb2.ChatPrompt(messages=[message]),
+            sampling=inference_pb2.SamplingParams(temperature=0.0),
+            stopping=inference_pb2.StoppingParams(max_tokens=8, ignore_eos=True),
+            cache_salt="worked example",
+        )
+        started = plain.generate(request).started
+        assert started is not None
+        return started.num_prompt_tokens, started.num_cached_tokens
+
+    sky = "Why is the sky blue? Answer in two sentences."
+    assert ask(sky) == (41, 0)
+    assert ask("Why is the sea salty? Answer in two sentences.") == (41, 16)
+    assert ask(sky) == (41, 32)

@@ -47,7 +47,7 @@ def test_the_only_worker_dies_and_another_comes(one_worker: Cluster) -> None:
     calls = [one_worker.stub.Generate(greedy([5, index], 2000), timeout=60) for index in range(3)]
     for call in calls:
         assert next(call).HasField("started")
-    one_worker.workers[0].kill()
+    one_worker.workers[-1].kill()
     killed_s = time.monotonic()
     calls.append(one_worker.stub.Generate(greedy([7], 4), timeout=60))  # just sent
     for call in calls:
@@ -69,9 +69,9 @@ def test_the_only_worker_dies_and_another_comes(one_worker: Cluster) -> None:
 def test_a_hung_worker_is_noticed_and_taken_back(one_worker: Cluster) -> None:
     """FIELD-FAILURES, part 3: a worker hangs (SIGSTOP)."""
     before = one_worker.generate(REQUESTS[0])
-    one_worker.workers[0].send_signal(signal.SIGSTOP)
+    one_worker.workers[-1].send_signal(signal.SIGSTOP)
     eventually(lambda: one_worker.health() == NOT_SERVING, 1.5 + SLACK_S, "NOT_SERVING")
-    one_worker.workers[0].send_signal(signal.SIGCONT)
+    one_worker.workers[-1].send_signal(signal.SIGCONT)
     eventually(lambda: one_worker.health() == SERVING, PATIENCE_S, "SERVING", one_worker.tail)
     assert one_worker.generate(REQUESTS[0]).token_ids == before.token_ids
 
@@ -80,6 +80,6 @@ def test_a_worker_outlives_its_scheduler_and_serves_the_next(one_worker: Cluster
     """FIELD-FAILURES, part 3: workers started apart reconnect to the scheduler's successor."""
     before = one_worker.generate(REQUESTS[0])
     one_worker.scheduler.kill()
-    one_worker.start_scheduler()
+    one_worker.start_scheduler()  # no worker is started
     one_worker.wait_ready(1)
     assert one_worker.generate(REQUESTS[0]).token_ids == before.token_ids
