@@ -11,7 +11,7 @@ RETRY_AFTER_S = 1.0
 def error_of_failure(event: RequestFailed) -> QuireError:
     """The typed error of a failed request."""
     match event.kind:
-        case FailureKind.QUEUE_TIMEOUT:
+        case FailureKind.QUEUE_TIMEOUT | FailureKind.DEADLINE:
             return DeadlineExceeded(event.message)
         case FailureKind.NO_REPLICA:
             return Unavailable(event.message, RETRY_AFTER_S)

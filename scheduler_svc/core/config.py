@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+
+from scheduler_svc.core.policy import PolicyKind
 
 
 class PreemptionMode(Enum):
@@ -41,11 +44,13 @@ class SchedulerConfig:
     """Whether sequences reuse computed blocks of others with the same prefix."""
     reserve_fraction: float = 0.01
     """Part of a pool that new sequences leave free for running ones to grow into."""
-    prefill_step_s: float = 0.25
-    """Most time of one step that prompts may take while other sequences decode."""
-    attention_parity_tokens: int = 4096
-    """Depth at which attention costs as much as the rest of a token's work. With decodes in the
-    step, chunks shrink with depth by it, so that inter-token latency stays flat."""
+    target_itl_s: float | None = 0.1
+    """Most time between two tokens of a stream that prompts beside it may bring about: chunks are
+    sized so that a step with decodes stays below. None leaves chunks to the token budget alone."""
+    policy: PolicyKind = PolicyKind.PRIORITY
+    """Who goes first."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Under PolicyKind.FAIR: shares of tenants; one that isn't named has 1."""
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
 
     def __post_init__(self) -> None:
@@ -55,10 +60,10 @@ class SchedulerConfig:
             "max_waiting",
             "max_waiting_tokens",
             "max_replica_losses",
-            "attention_parity_tokens",
         ):
             assert getattr(self, name) >= 1, f"{name} must be at least 1"
         assert self.no_replica_grace_s >= 0
         assert self.priority_ageing_s >= 0
-        assert self.prefill_step_s > 0
+        assert self.target_itl_s is None or self.target_itl_s > 0
+        assert all(weight > 0 for weight in self.tenant_weights.values())
         assert 0 <= self.reserve_fraction < 1

@@ -73,6 +73,8 @@ def _check_waiting(
     expected = [seq for seq in live if seq.state is SequenceState.WAITING]
     assert Counter(map(id, ordered + held)) == Counter(map(id, expected))
     assert len(waiting) == len(expected)
+    first = waiting.head(len(ordered))
+    assert Counter(map(id, first)) == Counter(map(id, ordered)), "the lanes' turns lose one"
     assert waiting.num_tokens == sum(seq.num_prompt_tokens for seq in expected)
 
 

@@ -33,6 +33,8 @@ class FailureKind(Enum):
     """Why a request failed; the shell makes a gRPC status of it."""
 
     QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE = "deadline"
+    """Its deadline would pass before its first token, by the measured rates."""
     SEQUENCE_FAILED = "sequence_failed"
     """The worker reported a failure of this sequence alone."""
     REPLICA_LOST_TOO_OFTEN = "replica_lost_too_often"
@@ -58,6 +60,11 @@ class NewRequest:
     """Sequence i draws as choice `first_choice + i` of its seed."""
     priority: int = 0
     queue_timeout_s: float | None = None
+    """Seconds from its submission in which it must start."""
+    deadline_s: float | None = None
+    """Seconds from its submission after which nobody waits for it any more."""
+    tenant: str = "default"
+    """Whose it is, for fairness between tenants."""
     cache_salt: bytes = b""
 
 

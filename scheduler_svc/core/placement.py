@@ -1,8 +1,12 @@
 """Which replica a waiting sequence goes to, where several could take it.
 
-The waiting queue is global and each replica takes from it when it is scheduled. Cost in tokens:
+The waiting queue is global and each replica takes from it when it is scheduled. Cost in seconds,
+by each replica's measured rates:
 
-    prompt tokens that no cache there holds + tokens planned there already + load of its decodes
+    prompt tokens that no cache there holds + prompts started there already + load of its decodes
+
+So a prefix attracts what begins with it until the work before that is worth more than to compute
+the prefix again, and then spreads to the next replica.
 
 A replica takes a sequence unless another with a seat and blocks has it cheaper; then it notes the
 sequence there and looks at the next, so that one call sees the load as it will be, and two idle
@@ -18,8 +22,8 @@ from dataclasses import dataclass
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 
-DECODE_LOAD_TOKENS = 64
-"""What one running sequence adds to the cost, in prompt tokens."""
+DECODE_LOAD_STEPS = 64
+"""A running sequence counts as so many steps of its decoding row."""
 MAX_DEFERRALS = 4
 
 
@@ -36,14 +40,20 @@ def may_take(replica: Replica, seq: Sequence, replicas: Iterable[Replica]) -> bo
     )
 
 
-def _load(replica: Replica) -> int:
-    return replica.table.prefill_backlog + DECODE_LOAD_TOKENS * replica.num_running
+def _load_s(replica: Replica) -> float:
+    cost = replica.cost
+    decodes_s = DECODE_LOAD_STEPS * cost.row_s * replica.num_running
+    return cost.token_s * replica.table.prefill_backlog + decodes_s
+
+
+def _prefill_s(replica: Replica, seq: Sequence, num_uncached: int) -> float:
+    return replica.cost.prefill_s(len(seq.token_ids) - num_uncached, num_uncached)
 
 
 @dataclass(slots=True)
 class _Peer:
     replica: Replica
-    load: int
+    load_s: float
     num_seats: int
     num_blocks: int
 
@@ -56,7 +66,7 @@ class Placement:
         self._peers = [
             _Peer(
                 replica,
-                _load(replica),
+                _load_s(replica),
                 replica.max_num_seqs - replica.num_running,
                 replica.kv.pool.num_free,
             )
@@ -69,27 +79,27 @@ class Placement:
         `seq`; otherwise it is noted as another's load."""
         if self._here.is_draining or seq.num_deferrals >= MAX_DEFERRALS or not self._peers:
             return True
-        here_cost = num_uncached + _load(self._here)
+        here_s = _prefill_s(self._here, seq, num_uncached) + _load_s(self._here)
         costs = [
-            (uncached + peer.load, number, uncached)
+            (prefill_s + peer.load_s, number, prefill_s)
             for number, peer in enumerate(self._peers)
-            if (uncached := self._uncached_at(peer, seq)) is not None
+            if (prefill_s := self._prefill_at(peer, seq)) is not None
         ]
-        if not costs or here_cost <= min(costs)[0]:
+        if not costs or here_s <= min(costs)[0]:
             return True
-        _, number, uncached = min(costs)
+        _, number, prefill_s = min(costs)
         peer = self._peers[number]
-        peer.load += uncached + DECODE_LOAD_TOKENS
+        peer.load_s += prefill_s + DECODE_LOAD_STEPS * peer.replica.cost.row_s
         peer.num_seats -= 1
         peer.num_blocks -= peer.replica.kv.num_blocks_for(len(seq.token_ids))
         seq.num_deferrals += 1
         return False
 
     @staticmethod
-    def _uncached_at(peer: _Peer, seq: Sequence) -> int | None:
-        """Tokens that `seq` would compute there; None if there is no room for it now."""
+    def _prefill_at(peer: _Peer, seq: Sequence) -> float | None:
+        """Seconds that `seq` would compute there; None if there is no room for it now."""
         kv = peer.replica.kv
         num_tokens = len(seq.token_ids)
         if peer.num_seats <= 0 or kv.num_blocks_for(num_tokens) > peer.num_blocks:
             return None
-        return num_tokens - kv.find_prefix(seq).num_tokens
+        return _prefill_s(peer.replica, seq, num_tokens - kv.find_prefix(seq).num_tokens)

@@ -5,7 +5,8 @@ step takes what the token budget allows. In this order:
 
 1. Decodes, one token each. One at the end of its last block gets a block; when none is free,
    sequences later in the policy's order are preempted for it, and without such it skips the step.
-2. Chunks of running sequences that have several tokens to compute.
+2. Chunks of running sequences that have several tokens to compute. Beside decodes they take no
+   more time than the target between tokens leaves, by the replica's measured costs.
 3. Unless blocks ran short: swapped sequences return, then waiting ones start, in order. A sequence
    that doesn't fit holds up those behind it, so that none is passed over for ever.
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from scheduler_svc.core.chunking import chunk_cost, chunk_tokens
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.kv_cache_manager import PrefixMatch
@@ -24,13 +24,22 @@ from scheduler_svc.core.placement import Placement, may_take
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Ints
-from scheduler_svc.core.step_draft import StepDraft
+from scheduler_svc.core.step_cost import StepWork, attention_of
+from scheduler_svc.core.step_draft import NO_ROWS, StepDraft
 from scheduler_svc.core.table_growth import TableGrowth
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.plan import SequenceStart, StepPlan
 
 ADMISSION_WINDOW = 256
 """How many waiting sequences one step looks at."""
+HEADROOM = 0.9
+"""Part of the target between tokens that is planned for: expectations miss by some percent."""
+MIN_PREFILL_SHARE = 0.25
+"""Where decodes alone miss the target, prompts may still add this part of their time."""
+MIN_CHUNK_TOKENS = 16
+"""A step with prompt work does at least so much of it, whatever the target."""
+LEARNING_INTERVAL = 16
+"""Pure decode steps are alike: the cost model learns from one in so many."""
 
 
 class StepPlanner:
@@ -53,62 +62,88 @@ class StepPlanner:
         self._config = config
         self._counters = counters
         self._draft = StepDraft(replica.last_step + 1)
-        self._prefill_budget = replica.token_budget
-        self._has_decodes = False
+        self._token_budget = replica.token_budget
+        self._time_budget_s: float | None = None
+        self._chunk_attention = 0.0
+        self._decodes: Ints = NO_ROWS
 
     def plan(self) -> StepPlan | None:
         """The plan, entered as in flight; None when there is nothing to do."""
         growth = TableGrowth(
             self._replica, self._waiting, self._config, self._counters, self._draft
         )
-        decode_rows = growth.decode_rows()
-        self._set_budgets(decode_rows.size)
+        self._decodes = growth.decode_rows()
+        self._token_budget -= self._decodes.size
         self._continue_prefills()
         if not growth.is_short and self._resume_swapped():
             self._start_waiting()
-        return self._commit(decode_rows)
+        return self._commit()
 
     # -- prompts ------------------------------------------------------------------------------
-
-    def _set_budgets(self, num_decodes: int) -> None:
-        """Decodes come first; beside them prompts may take only so much of the step's time."""
-        self._has_decodes = num_decodes > 0
-        self._prefill_budget = self._replica.token_budget - num_decodes
-        rate = self._replica.capacity.prefill_tokens_per_s
-        if self._has_decodes and rate:
-            most = max(1, int(rate * self._config.prefill_step_s))
-            self._prefill_budget = min(self._prefill_budget, most)
 
     def _continue_prefills(self) -> None:
         table = self._replica.table
         sequences = [table.sequence(row) for row in table.prefilling().tolist()]
         for seq in sorted(sequences, key=lambda seq: seq.key):
-            if self._prefill_budget <= 0:
+            if not self._has_budget:
                 return
             self._compute(seq)
 
     def _compute(self, seq: Sequence) -> None:
-        """Plan as much of the tokens that `seq` has to compute as the budget allows."""
-        table = self._replica.table
+        """Plan as much of the tokens that `seq` has to compute as the budgets allow."""
+        table, cost = self._replica.table, self._replica.cost
         depth = int(table.num_computed[seq.row])
         remaining = int(table.num_total[seq.row]) - depth
-        if self._has_decodes:
-            parity = self._config.attention_parity_tokens
-            num_new = min(remaining, chunk_tokens(depth, self._prefill_budget, parity))
-            self._prefill_budget -= chunk_cost(depth, num_new, parity)
-        else:
-            num_new = min(remaining, self._prefill_budget)
-            self._prefill_budget -= num_new
+        num_new = min(remaining, self._token_budget)
+        if (left_s := self._time_left()) is not None:
+            num_new = min(num_new, max(MIN_CHUNK_TOKENS, cost.chunk_tokens(depth, left_s)))
+            self._time_budget_s = left_s - cost.prefill_s(depth, num_new)
+        self._token_budget -= num_new
+        self._chunk_attention += attention_of(depth, num_new)
         self._draft.compute(seq.row, depth + num_new, num_new, samples=num_new == remaining)
         if depth + num_new >= seq.num_prompt_tokens - 1:
             # All that siblings can share; its last token may come by the way of decodes.
             self._waiting.release_held(seq.request)
 
+    @property
+    def _has_budget(self) -> bool:
+        """Whether tokens are left, and time for a chunk that is worth it."""
+        if self._token_budget <= 0:
+            return False
+        left_s = self._time_left()
+        if left_s is None or not self._draft.record.chunk_rows:
+            return True
+        return self._replica.cost.chunk_tokens(0, left_s) >= MIN_CHUNK_TOKENS
+
+    def _time_left(self) -> float | None:
+        """What the target leaves for chunks in this step; None without decodes or target."""
+        target_s = self._config.target_itl_s
+        if target_s is None or not self._decodes.size:
+            return None
+        if self._time_budget_s is None:
+            decodes_s = self._replica.cost.step_s(self._decode_work())
+            spare_s = HEADROOM * target_s - decodes_s
+            self._time_budget_s = max(spare_s, MIN_PREFILL_SHARE * decodes_s)
+        return self._time_budget_s
+
+    def _decode_work(self) -> StepWork:
+        context = self._replica.table.num_computed[self._decodes].sum()
+        return StepWork(num_decodes=self._decodes.size, decode_context=int(context))
+
+    def _work(self) -> StepWork | None:
+        """What the cost model is to learn from; None for a step like many others."""
+        num_chunk_tokens = self._replica.token_budget - self._decodes.size - self._token_budget
+        if not num_chunk_tokens and self._draft.record.step % LEARNING_INTERVAL:
+            return None
+        return self._decode_work()._replace(
+            num_chunk_tokens=num_chunk_tokens, chunk_attention=self._chunk_attention
+        )
+
     # -- ways in ------------------------------------------------------------------------------
 
     @property
     def _has_opening(self) -> bool:
-        return self._prefill_budget > 0 and self._replica.has_seat
+        return self._has_budget and self._replica.has_seat
 
     @property
     def _reserve(self) -> int:
@@ -152,7 +187,7 @@ class StepPlanner:
             if not replica.kv.can_start(seq, match, self._reserve):
                 replica.blocked = (seq, replica.kv.pool.num_free)
                 return
-            self._waiting.remove(seq)
+            self._waiting.start(seq, len(seq.token_ids) - match.num_tokens)
             self._counters.prefix_lookup_tokens += len(seq.token_ids)
             self._counters.prefix_hit_tokens += match.num_tokens
             if not seq.request.is_started:
@@ -210,11 +245,12 @@ class StepPlanner:
 
     # -- the plan -----------------------------------------------------------------------------
 
-    def _commit(self, decode_rows: Ints) -> StepPlan | None:
+    def _commit(self) -> StepPlan | None:
         """Enter the draft as the plan in flight."""
-        replica, draft = self._replica, self._draft
+        replica, draft, decode_rows = self._replica, self._draft, self._decodes
         if not (decode_rows.size or draft.has_work or replica.retiring):
             return None
+        draft.record.work = self._work()
         finished = replica.retire_handles()
         plan = draft.finish(
             decode_rows,

@@ -13,6 +13,7 @@ from scheduler_svc.core.prefix_index import BlockHasher
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Ints, SequenceTable
 from scheduler_svc.core.states import SequenceState
+from scheduler_svc.core.step_cost import StepCost, StepWork
 from shared.ids import ReplicaId
 
 MAX_PLANS_IN_FLIGHT = 2
@@ -36,6 +37,8 @@ class StepRecord:
     """Tables whose references are dropped when the result is back."""
     host_blocks: list[list[int]] = field(default_factory=list)
     """The same for host blocks."""
+    work: StepWork | None = None
+    """What the step computes, where its time is to be learnt from."""
     swapped: dict[int, Sequence] = field(default_factory=dict)
     """Rows that this plan computes and a later one copies out; their failure must be heard."""
 
@@ -66,6 +69,7 @@ class Replica:
             enable_prefix_cache=config.enable_prefix_cache,
         )
         self.table = SequenceTable(2 * self.max_num_seqs, capacity.block_size)
+        self.cost = StepCost(capacity.prefill_tokens_per_s)
         self.swapped: list[Sequence] = []
         self.in_flight: deque[StepRecord] = deque()
         self.last_step = 0

@@ -19,8 +19,10 @@ class Request:
     new: NewRequest
     arrival_s: float
     arrival_number: int
-    deadline_s: float | None
-    """The time until which it must have started."""
+    start_by_s: float | None
+    """The end of its queue timeout."""
+    end_by_s: float | None
+    """The time after which nobody waits for it."""
     sequences: list[Sequence] = field(default_factory=list)
     is_started: bool = False
     num_held: int = 0
@@ -102,8 +104,13 @@ def make_request(
     new: NewRequest, now: float, arrival_number: int, keys: SequenceOf[OrderKey]
 ) -> Request:
     """A request that arrives now, with one waiting sequence for each key."""
-    timeout_s = new.queue_timeout_s
-    request = Request(new, now, arrival_number, None if timeout_s is None else now + timeout_s)
+    request = Request(
+        new,
+        now,
+        arrival_number,
+        start_by_s=None if new.queue_timeout_s is None else now + new.queue_timeout_s,
+        end_by_s=None if new.deadline_s is None else now + new.deadline_s,
+    )
     for index, key in enumerate(keys):
         ref = SequenceRef(new.request_id, index)
         request.sequences.append(Sequence(request, index, key, ref, list(new.prompt_token_ids)))

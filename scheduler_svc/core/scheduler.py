@@ -27,7 +27,7 @@ from scheduler_svc.core.messages import (
 )
 from scheduler_svc.core.placement import may_take
 from scheduler_svc.core.planner import StepPlanner
-from scheduler_svc.core.policy import AgedPriority, SchedulingPolicy
+from scheduler_svc.core.policy import make_policy
 from scheduler_svc.core.prefix_index import BlockHasher
 from scheduler_svc.core.replica import MAX_PLANS_IN_FLIGHT, Replica
 from scheduler_svc.core.request import Request, Sequence, make_request
@@ -47,11 +47,13 @@ class Scheduler:
         """`hash_key` has 1 to 64 secret random bytes, drawn anew at each start."""
         self.counters = Counters()
         self._config = config
-        self._policy: SchedulingPolicy = AgedPriority(config.priority_ageing_s)
+        self._policy = make_policy(
+            config.policy, ageing_s=config.priority_ageing_s, weights=config.tenant_weights
+        )
         self._hasher = BlockHasher(hash_key)
         self._requests: dict[RequestId, Request] = {}
         self._replicas: dict[ReplicaId, Replica] = {}
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(self._policy)
         self._deadlines = Deadlines()
         self._num_arrivals = 0
         self._last_now = 0.0
@@ -63,21 +65,24 @@ class Scheduler:
         """A new request waits.
 
         Raises AlreadyExists for an id in use, Unavailable without a replica that takes requests,
-        InvalidArgument for what no replica could ever run, ResourceExhausted beyond a queue limit.
+        InvalidArgument for what no replica could ever run, ResourceExhausted beyond a queue limit,
+        DeadlineExceeded for what can't start in time.
         """
         self._last_now = now
         if request.request_id in self._requests:
             raise AlreadyExists(f"a request with id {request.request_id!r} is live")
         check_new_request(request, self._usable(), self._waiting, self._config)
-        self._num_arrivals += 1
+        number = self._num_arrivals + 1
         keys = [
-            self._policy.order_key(request.priority, now, self._num_arrivals, index)
+            self._policy.order_key(request.priority, now, number, index)
             for index in range(request.num_sequences)
         ]
-        entry = make_request(request, now, self._num_arrivals, keys)
+        entry = make_request(request, now, number, keys)
+        self._deadlines.check(entry, self._usable(), self._waiting, now)
+        self._num_arrivals = number
         self._requests[entry.id] = entry
         self._waiting.add_request(entry)
-        self._deadlines.add(entry)
+        self._deadlines.add(entry, self._usable())
 
     def abort(self, request_id: RequestId) -> None:
         """Nothing more comes for this request; an unknown id is ignored."""
@@ -159,6 +164,8 @@ class Scheduler:
             target, list(self._replicas.values()), self._waiting, self._config, self.counters
         )
         plan = planner.plan()
+        for seq, num_cached_tokens in planner.started:
+            self._deadlines.note_start(seq.num_prompt_tokens, num_cached_tokens)
         return plan, [
             RequestStarted(seq.request.id, replica, num_cached_tokens, now)
             for seq, num_cached_tokens in planner.started
@@ -182,6 +189,8 @@ class Scheduler:
             events.append(TokensStep(outcome.refs, outcome.token_ids))
         events.extend(self._finish(ending) for ending in outcome.endings)
         source.settle(record)
+        if record.work is not None:
+            source.cost.learn(record.work, result.execute_s)
         return events
 
     # -- time ---------------------------------------------------------------------------------
@@ -190,9 +199,8 @@ class Scheduler:
         """What is due by time alone: queue timeouts, and the end of the grace without a replica."""
         self._last_now = now
         events: list[Event] = []
-        while (request := self._deadlines.pop_due(now)) is not None:
-            message = f"it waited {request.new.queue_timeout_s} s for its turn"
-            events.append(self._fail(request, FailureKind.QUEUE_TIMEOUT, message))
+        while (request := self._deadlines.pop_due(self._usable(), now)) is not None:
+            events.append(self._fail_late(request, now))
         grace_end_s = self._grace_end()
         if grace_end_s is not None and grace_end_s <= now:
             events += self._fail_stranded()
@@ -255,6 +263,13 @@ class Scheduler:
         self._end_request(request)
         return RequestFailed(request.id, kind, message)
 
+    def _fail_late(self, request: Request, now: float) -> RequestFailed:
+        if request.start_by_s is not None and request.start_by_s <= now:
+            message = f"it waited {request.new.queue_timeout_s} s for its turn"
+            return self._fail(request, FailureKind.QUEUE_TIMEOUT, message)
+        message = f"it waits and can't begin its answer within {request.new.deadline_s:.1f} s"
+        return self._fail(request, FailureKind.DEADLINE, message)
+
     def _end_request(self, request: Request) -> None:
         for seq in request.sequences:
             self._end_sequence(seq)
@@ -268,6 +283,8 @@ class Scheduler:
             seq.go(SequenceState.FINISHED)
         else:
             self._take_off(self._replica_of(seq), seq, SequenceState.FINISHED)
+        num_output_tokens = len(seq.token_ids) - seq.num_prompt_tokens
+        self._policy.charge(self._policy.lane(seq.request.new.tenant), num_output_tokens)
         if seq.request.is_finished:
             del self._requests[seq.request.id]
 

@@ -10,14 +10,14 @@ from scheduler_svc.core.replica import StepRecord
 from scheduler_svc.core.sequence_table import Ints, SequenceTable
 from shared.plan import CacheOp, CacheOpKind, SequenceStart, StepPlan
 
-_NO_ROWS: Ints = np.empty(0, np.int64)
+NO_ROWS: Ints = np.empty(0, np.int64)
 
 
 class StepDraft:
     """Collects what a step does beside the steady decodes, which stay an array of rows."""
 
     def __init__(self, step: int) -> None:
-        self.record = StepRecord(step, _NO_ROWS, _NO_ROWS, [], [], [])
+        self.record = StepRecord(step, NO_ROWS, NO_ROWS, [], [], [])
         self.start_rows: set[int] = set()
         self._starts: list[SequenceStart] = []
         self._append_rows: list[int] = []

@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import islice
 
-from scheduler_svc.core.policy import OrderKey
+from scheduler_svc.core.policy import COMMON_LANE, OrderKey, SchedulingPolicy
 from scheduler_svc.core.request import Request, Sequence
 from scheduler_svc.core.states import SequenceState
 
+Lane = list[tuple[OrderKey, Sequence]]
+
 
 class WaitingQueue:
-    """Sorted by order key, so that one that comes back stands where it stood before.
+    """Lanes sorted by order key, so that one that comes back stands where it stood before. What
+    has run before waits in the common lane, ahead of every new request of a tenant's lane.
 
     Sequences that are held until their first sibling has computed the prompt count as waiting,
     but aren't in the order yet.
     """
 
-    def __init__(self) -> None:
-        self._items: list[tuple[OrderKey, Sequence]] = []
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
+        self._lanes: dict[str, Lane] = {COMMON_LANE: []}
+        self._num_in_order = 0
         self._num_held = 0
         self.num_tokens = 0
         """Prompt tokens of all that wait, held ones included."""
 
     def __len__(self) -> int:
-        return len(self._items) + self._num_held
+        return self._num_in_order + self._num_held
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In order, without the held ones; the queue must not change meanwhile."""
-        return (seq for _, seq in self._items)
+        """By order key, without the held ones; the queue must not change meanwhile."""
+        return (seq for _, seq in heapq.merge(*self._lanes.values()))
 
     def head(self, count: int) -> list[Sequence]:
         """The first `count` in order."""
-        return [seq for _, seq in self._items[:count]]
+        lanes = self._lanes
+        first = [seq for _, seq in lanes[COMMON_LANE][:count]]
+        if len(lanes) == 1:
+            return first
+        costs = {
+            name: (seq.num_prompt_tokens for _, seq in lane)
+            for name, lane in lanes.items()
+            if name != COMMON_LANE
+        }
+        taken = dict.fromkeys(costs, 0)
+        for name in islice(self._policy.turns(costs), count - len(first)):
+            first.append(lanes[name][taken[name]][1])
+            taken[name] += 1
+        return first
+
+    def num_tokens_before(self, seq: Sequence) -> int:
+        """About how many prompt tokens wait before `seq` in its lane, where it needn't be yet."""
+        lane = self._lanes.get(self._lane_of(seq), [])
+        if not lane:
+            return 0
+        share = bisect_left(lane, (seq.key,)) / len(lane)
+        return int(share * self.num_tokens * len(lane) / len(self))
 
     def add_request(self, request: Request) -> None:
         """A new request: its first sequence in order, the others held."""
@@ -42,15 +70,32 @@ class WaitingQueue:
 
     def add(self, seq: Sequence) -> None:
         assert seq.state is SequenceState.WAITING
-        insort(self._items, (seq.key, seq))
+        name = self._lane_of(seq)
+        if name not in self._lanes:
+            self._lanes[name] = []
+            self._policy.enter(name)
+        insort(self._lanes[name], (seq.key, seq))
+        self._num_in_order += 1
         self.num_tokens += seq.num_prompt_tokens
 
     def remove(self, seq: Sequence) -> None:
         """Take `seq` out; it must be in the order."""
-        at = bisect_left(self._items, (seq.key,))
-        assert at < len(self._items) and self._items[at][1] is seq, "the sequence does not wait"
-        del self._items[at]
+        name = self._lane_of(seq)
+        lane = self._lanes[name]
+        at = bisect_left(lane, (seq.key,))
+        assert at < len(lane) and lane[at][1] is seq, "the sequence does not wait"
+        del lane[at]
+        if not lane and name != COMMON_LANE:
+            del self._lanes[name]
+        self._num_in_order -= 1
         self.num_tokens -= seq.num_prompt_tokens
+
+    def start(self, seq: Sequence, num_new_tokens: int) -> None:
+        """Take `seq` out to run; it has `num_new_tokens` to compute. Those that it computes again
+        are not on its tenant's account."""
+        self.remove(seq)
+        if not seq.request.is_started:
+            self._policy.charge(self._policy.lane(seq.request.new.tenant), num_new_tokens)
 
     def discard(self, seq: Sequence) -> None:
         """Take a waiting sequence out, whether it is held or in order."""
@@ -72,3 +117,7 @@ class WaitingQueue:
         for seq in request.sequences[1:]:
             if seq.state is SequenceState.WAITING:
                 self.add(seq)
+
+    def _lane_of(self, seq: Sequence) -> str:
+        request = seq.request
+        return COMMON_LANE if request.is_started else self._policy.lane(request.new.tenant)

@@ -41,6 +41,8 @@ def make_request(
     stop: Sequence[int] = (),
     salt: bytes = b"",
     queue_timeout_s: float | None = None,
+    deadline_s: float | None = None,
+    tenant: str = "default",
 ) -> NewRequest:
     """A request; a prompt given as a number is so many tokens that depend on the name."""
     if isinstance(prompt, int):
@@ -56,6 +58,8 @@ def make_request(
         num_sequences=num_sequences,
         priority=priority,
         queue_timeout_s=queue_timeout_s,
+        deadline_s=deadline_s,
+        tenant=tenant,
         cache_salt=salt,
     )
 

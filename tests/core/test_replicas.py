@@ -76,6 +76,42 @@ def test_a_prefix_on_a_full_replica_is_computed_again_elsewhere() -> None:
     assert driver.started["b"].replica == R1
 
 
+def test_a_hot_prefix_spreads_when_its_replica_has_more_work_than_the_prefix_is_worth() -> None:
+    driver = Driver(SchedulerConfig(max_num_batched_tokens=64))
+    driver.join(R1, num_blocks=300)
+    driver.join(R2, num_blocks=300)
+    driver.submit(make_request("first", PREFIX, 2))
+    for _ in range(5):
+        driver.step(R2)
+    for number in range(3):
+        driver.submit(make_request(f"few{number}", [*PREFIX, number], 100))
+        assert driver.schedule(R1) is None
+        driver.step(R2)
+    assert placed(driver) == {R1: 0, R2: 4}
+    for number in range(20):
+        driver.submit(make_request(f"many{number}", [*PREFIX, 20 + number], 100))
+    for _ in range(12):
+        for replica in (R1, R2):
+            if driver.schedule(replica) is not None:
+                driver.apply(driver.work(replica), replica)
+    counts = placed(driver)
+    assert counts[R1] >= 5 and counts[R2] >= 10
+    # The second replica computed the prefix once, and serves it from its own cache since.
+    cached = [start.num_cached_tokens for start in driver.started.values() if start.replica == R1]
+    assert cached[0] < len(PREFIX) == cached[-1]
+    driver.run()
+
+
+def test_a_faster_replica_takes_more_of_a_burst() -> None:
+    driver = Driver()
+    driver.join(R1, prefill_tokens_per_s=4000.0)
+    driver.join(R2, prefill_tokens_per_s=1000.0)
+    submit_all(driver, *(make_request(f"r{number}", 100) for number in range(10)))
+    driver.schedule(R2)
+    driver.schedule(R1)
+    assert placed(driver) == {R1: 6, R2: 2}
+
+
 def test_a_replica_that_does_not_come_round_holds_nothing_up() -> None:
     driver = Driver()
     driver.join(R1)

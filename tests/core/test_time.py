@@ -1,11 +1,14 @@
-"""Time comes in as an argument: queue timeouts, and when the next tick is due."""
+"""Time comes in as an argument: queue timeouts, deadlines, and when the next tick is due."""
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.messages import FailureKind
+from shared.errors import DeadlineExceeded
 from shared.ids import RequestId
-from tests.core.driver import Driver, make_request
+from tests.core.driver import BLOCK_SIZE, Driver, make_request
 
 
 def test_a_request_that_waits_too_long_fails() -> None:
@@ -46,3 +49,66 @@ def test_a_preempted_request_has_started_and_knows_no_timeout() -> None:
     assert driver.scheduler.tick(driver.now) == []
     driver.run()
     assert not driver.failed
+
+
+# -- deadlines ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_start_in_time_is_refused_at_once_and_changes_nothing() -> None:
+    driver = Driver(SchedulerConfig(max_num_seqs=1))
+    driver.join(prefill_tokens_per_s=100.0)
+    for number in range(5):
+        driver.submit(make_request(f"r{number}", 200))
+    with pytest.raises(DeadlineExceeded, match=r"could start in \d+"):
+        driver.submit(make_request("late", 10, deadline_s=5.0))
+    with pytest.raises(DeadlineExceeded):
+        driver.submit(make_request("late", 10, queue_timeout_s=5.0))
+    assert len(list(driver.scheduler.live_requests())) == 5
+    driver.submit(make_request("late", 10, deadline_s=60.0))
+
+
+def test_a_prompt_longer_than_its_deadline_is_refused_on_an_idle_replica() -> None:
+    driver = Driver()
+    driver.join(prefill_tokens_per_s=100.0)
+    with pytest.raises(DeadlineExceeded):
+        driver.submit(make_request("a", 500, deadline_s=4.0))
+    driver.submit(make_request("b", 500, deadline_s=6.0))
+
+
+def test_priority_passes_the_queue_and_keeps_its_deadline() -> None:
+    driver = Driver(SchedulerConfig(max_num_seqs=1))
+    driver.join(prefill_tokens_per_s=100.0)
+    for number in range(5):
+        driver.submit(make_request(f"r{number}", 200))
+    driver.submit(make_request("urgent", 10, deadline_s=5.0, priority=10))
+
+
+def test_what_waits_is_dropped_when_its_prompt_would_take_too_long() -> None:
+    driver = Driver(SchedulerConfig(max_num_seqs=1))
+    driver.join(prefill_tokens_per_s=100.0)
+    driver.submit(make_request("running", 4, 20))
+    driver.step()
+    driver.submit(make_request("waiting", 200, deadline_s=10.0))
+    due_s = driver.scheduler.next_tick()
+    assert due_s is not None and 7.0 < due_s < 8.5
+    driver.now = due_s
+    driver.take(driver.scheduler.tick(driver.now))
+    assert driver.failed == {"waiting": FailureKind.DEADLINE}
+    driver.run()
+
+
+def test_a_prefix_that_is_cached_meanwhile_is_time_won() -> None:
+    driver = Driver(SchedulerConfig(max_num_seqs=1))
+    driver.join(prefill_tokens_per_s=100.0)
+    prompt = [position % 48 for position in range(10 * BLOCK_SIZE)]
+    driver.submit(make_request("running", prompt, 20))
+    driver.submit(request := make_request("waiting", [*prompt, 1], deadline_s=10.0))
+    first_due_s = driver.scheduler.next_tick()
+    assert first_due_s is not None
+    driver.step()
+    driver.now = first_due_s
+    assert driver.scheduler.tick(driver.now) == []
+    next_due_s = driver.scheduler.next_tick()
+    assert next_due_s is not None and next_due_s > first_due_s + 1
+    driver.run()
+    driver.check_answer(request)

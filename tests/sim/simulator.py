@@ -7,7 +7,7 @@ the model's own answer at once. `python -m tests.sim --seed S` replays a seed.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from scheduler_svc.core.config import PreemptionMode, SchedulerConfig
@@ -23,8 +23,9 @@ from scheduler_svc.core.messages import (
     SequenceFinished,
     TokensStep,
 )
+from scheduler_svc.core.policy import PolicyKind
 from scheduler_svc.core.scheduler import Scheduler
-from shared.errors import InvalidArgument, ResourceExhausted, Unavailable
+from shared.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from shared.ids import ReplicaId, RequestId
 from shared.plan import StepPlan, StepResult
 from shared.sampling import SamplingParams
@@ -68,7 +69,9 @@ class Simulator:
             no_replica_grace_s=rng.choice((0.0, 5.0)),
             enable_prefix_cache=rng.random() < 0.85,
             reserve_fraction=rng.choice((0.0, 0.1)),
-            attention_parity_tokens=rng.choice((16, 4096)),
+            target_itl_s=rng.choice((None, 1e-3, 0.1)),
+            policy=rng.choice(list(PolicyKind)),
+            tenant_weights={"heavy": 3.0},
             preemption_mode=rng.choice(list(PreemptionMode)),
         )
         self.scheduler = Scheduler(self.config, b"simulated")
@@ -155,11 +158,13 @@ class Simulator:
             num_sequences=rng.choice((1, 1, 1, 2, 3)),
             priority=rng.choice((0, 0, 0, 1, -1)),
             queue_timeout_s=rng.choice((None, None, 3.0)),
+            deadline_s=rng.choice((None, None, 4.0)),
+            tenant=rng.choice(("default", "default", "heavy")),
             cache_salt=rng.choice((b"", b"", b"x")),
         )
         try:
             self.scheduler.submit(request, self.now)
-        except (Unavailable, InvalidArgument, ResourceExhausted) as error:
+        except (Unavailable, InvalidArgument, ResourceExhausted, DeadlineExceeded) as error:
             self._count(type(error).__name__)
             return
         self.streams[request.request_id] = [
@@ -250,7 +255,9 @@ class Simulator:
         plan = link.plans.popleft()
         handles = [*plan.decode_handles, *plan.chunk_handles]
         failing = frozenset(h for h in handles if self.rng.random() < failing_rate)
-        link.results.append(link.worker.apply(plan, failing))
+        result = link.worker.apply(plan, failing)
+        step_s = 1e-3 + 1e-4 * plan.num_tokens * self.rng.uniform(0.5, 2)
+        link.results.append(replace(result, execute_s=step_s))
 
     def _deliver(self, replica: ReplicaId | None = None) -> None:
         replica = self._pick() if replica is None else replica
