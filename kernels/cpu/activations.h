@@ -39,6 +39,12 @@ struct Activations {
   const BlockScale* row_scales(int index) const {
     return scales.data() + static_cast<size_t>(index) * blocks_per_row;
   }
+  int8_t* block_quants(int index, int block) {
+    return quants.data() + (static_cast<size_t>(index) * blocks_per_row + block) * kBlock;
+  }
+  BlockScale& block_scale(int index, int block) {
+    return scales[static_cast<size_t>(index) * blocks_per_row + block];
+  }
 
   int row_size = 0;
   int blocks_per_row = 0;  // 0: without quants
@@ -54,29 +60,25 @@ inline void quantise_block(const float* x, int8_t* quants, BlockScale& out) {
   for (int i = 1; i < kVectors; ++i) magnitude = max(magnitude, absolute(load(x + i * kLanes)));
   const float scale = largest(magnitude) / 127.0f;
   const Floats inverse = splat(scale > 1e-37f ? 1.0f / scale : 0.0f);
-  int sums[2] = {0, 0};
+  Ints sums[2] = {};
   for (int i = 0; i < kVectors; ++i) {
     const Ints rounded = round_to_ints(load(x + i * kLanes) * inverse);
-    for (int j = 0; j < kLanes; ++j) {
-      const int at = i * kLanes + j;
-      quants[at] = static_cast<int8_t>(rounded[j]);
-      sums[at / 16] += rounded[j];
-    }
+    store_bytes(quants + i * kLanes, rounded);
+    sums[i / (kVectors / 2)] += rounded;
   }
+  const int first = sum(sums[0]), second = sum(sums[1]);
   out.scale = scale;
-  out.half_sums[0] = scale * static_cast<float>(sums[0]);
-  out.half_sums[1] = scale * static_cast<float>(sums[1]);
-  out.sum = scale * static_cast<float>(sums[0] + sums[1]);
+  out.sum = scale * static_cast<float>(first + second);
+  out.half_sums[0] = scale * static_cast<float>(first);
+  out.half_sums[1] = scale * static_cast<float>(second);
 }
 
 // Quantises the first `num_columns` (a multiple of 32) of a row, if the activations carry quants.
 inline void quantise_row(Activations& rows, int index, int num_columns) {
   if (rows.blocks_per_row == 0) return;
-  const size_t first = static_cast<size_t>(index) * rows.blocks_per_row;
   const float* x = rows.row(index);
   for (int block = 0; block < num_columns / kBlock; ++block) {
-    quantise_block(x + block * kBlock, rows.quants.data() + (first + block) * kBlock,
-                   rows.scales[first + block]);
+    quantise_block(x + block * kBlock, rows.block_quants(index, block), rows.block_scale(index, block));
   }
 }
 

@@ -99,13 +99,16 @@ template <int kQueries, int kVectors, class Element>
 void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, int d, float* out) {
   using namespace simd;
   Floats sums[kQueries][kVectors] = {};
-  for (int position = 0; position < runs.num_positions; ++position) {
-    const Element* row = runs.values[position / kLanes] + position % kLanes * head_dim + d;
-    Floats value[kVectors];
-    for (int v = 0; v < kVectors; ++v) value[v] = load_elements(row + v * kLanes);
-    for (int q = 0; q < kQueries; ++q) {
-      const Floats w = splat(weights[q * kTile + position]);
-      for (int v = 0; v < kVectors; ++v) sums[q][v] = fused_multiply_add(w, value[v], sums[q][v]);
+  for (int first = 0; first < runs.num_positions; first += kLanes) {
+    const Element* row = runs.values[first / kLanes] + d;
+    const int count = std::min(kLanes, runs.num_positions - first);
+    for (int i = 0; i < count; ++i, row += head_dim) {
+      Floats value[kVectors];
+      for (int v = 0; v < kVectors; ++v) value[v] = load_elements(row + v * kLanes);
+      for (int q = 0; q < kQueries; ++q) {
+        const Floats w = splat(weights[q * kTile + first + i]);
+        for (int v = 0; v < kVectors; ++v) sums[q][v] = fused_multiply_add(w, value[v], sums[q][v]);
+      }
     }
   }
   for (int q = 0; q < kQueries; ++q) {

@@ -23,10 +23,10 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-ISA_FLAGS = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "portable": ("-Wno-psabi",)}
+ISA_FLAGS = {"avx2": ("-O3", "-mavx2", "-mfma", "-mf16c"), "portable": ("-O2", "-Wno-psabi")}
 """Compiler flags of each instruction set that the sources have a header for."""
 
-_FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
+_FLAGS = ("-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 _SOURCES = Path(__file__).parent
 _BUILD_TIMEOUT_S = 600
 
@@ -71,7 +71,7 @@ def find_or_build(isa: str) -> Path:
 
 
 def _compile(compiler: str, isa: str, target: Path) -> None:
-    logger.info("building the CPU kernels for %s (once; some 20 seconds)", isa)
+    logger.info("building the native CPU decoder for %s (once, some 20 seconds)", isa)
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         output = Path(scratch) / target.name

@@ -36,8 +36,6 @@ Decoder::Decoder(const Config& config)
   query_ = Buffer<float>(rows * query_width_);
   key_ = Buffer<float>(rows * kv_width_);
   value_ = Buffer<float>(rows * kv_width_);
-  gate_ = Buffer<float>(rows * mlp_width_);
-  up_ = Buffer<float>(rows * mlp_width_);
   cosines_ = Buffer<float>(rows * config.head_dim / 2);
   sines_ = Buffer<float>(rows * config.head_dim / 2);
   const bool with_quants = config.with_quants != 0;
@@ -190,18 +188,6 @@ void Decoder::rotate_and_store(const Step& step, const KvCache<Element>& cache, 
   });
 }
 
-// mixed = SiLU(gate) * up
-void Decoder::mix_gate(int num_rows, const Layer& layer) {
-  for_rows(num_rows, [&](int row) {
-    float* gate = at(gate_, row, mlp_width_);
-    float* up = at(up_, row, mlp_width_);
-    add_bias(layer.bias(MatrixName::kGate), gate);
-    add_bias(layer.bias(MatrixName::kUp), up);
-    silu_multiply(gate, up, mlp_width_, mixed_.row(row));
-    quantise_row(mixed_, row, config_.intermediate_size);
-  });
-}
-
 template <class Element>
 void Decoder::run_layers(const Step& step) {
   const int num_rows = step.num_tokens;
@@ -239,10 +225,13 @@ void Decoder::run_layers(const Step& step) {
                 layer.mlp_norm);
     });
     timed(Phase::kGateUp, [&] {
-      multiply(pool_, normed_, num_rows,
-               {product(MatrixName::kGate, gate_, mlp_width_), product(MatrixName::kUp, up_, mlp_width_)});
+      const bool to_quants =
+          config_.with_quants != 0 && !is_dense(layer.matrix(MatrixName::kDown).format);
+      multiply_gated(pool_, normed_, num_rows,
+                     {&layer.matrix(MatrixName::kGate), &layer.matrix(MatrixName::kUp),
+                      &layer.bias(MatrixName::kGate), &layer.bias(MatrixName::kUp), to_quants},
+                     mixed_);
     });
-    timed(Phase::kSilu, [&] { mix_gate(num_rows, layer); });
     timed(Phase::kDown, [&] {
       multiply(pool_, mixed_, num_rows, {product(MatrixName::kDown, projected_, hidden_width_)});
     });

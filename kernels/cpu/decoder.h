@@ -3,7 +3,7 @@
 // A step is a chain of phases, each shared out over the threads:
 //
 //   embed | per layer: norm, query/key/value, rotary and KV write, attention, output projection,
-//                      norm, gate/up, SiLU, down | norm of the sampled rows, logits
+//                      norm, gate/up and SiLU, down | norm of the sampled rows, logits
 //
 // Every row is computed in one fixed order, whatever the batch, the chunking and the threads.
 #pragma once
@@ -17,6 +17,7 @@
 #include "attention_plan.h"
 #include "buffer.h"
 #include "formats.h"
+#include "gated.h"
 #include "kv_cache.h"
 #include "matmul.h"
 #include "matrix.h"
@@ -83,13 +84,17 @@ enum class Phase : int32_t {
   kAttention,
   kAttentionOutput,
   kGateUp,
-  kSilu,
   kDown,
   kLogits,
 };
-constexpr int kNumPhases = 10;
+constexpr int kNumPhases = 9;
 
-inline int padded(int size) { return (size + kPanel - 1) / kPanel * kPanel; }
+// Floats from one row to the next: whole vectors, and an odd number of cache lines, so that a column of
+// rows falls into all sets of the caches and not into a few.
+inline int padded(int size) {
+  const int num_panels = (size + kPanel - 1) / kPanel;
+  return (num_panels | 1) * kPanel;
+}
 
 struct Layer {
   Matrix matrices[kMatricesPerLayer];
@@ -126,7 +131,6 @@ class Decoder {
   void normalise(int num_rows, const float* added, const Buffer<float>* bias, const Buffer<float>& weight);
   template <class Element>
   void rotate_and_store(const Step& step, const KvCache<Element>& cache, int layer);
-  void mix_gate(int num_rows, const Layer& layer);
   void compute_logits(const Step& step);
 
   template <class Body>
@@ -151,7 +155,7 @@ class Decoder {
   size_t embedding_row_bytes_ = 0;
 
   // rows of a step, [max_num_tokens][width]
-  Buffer<float> residual_, projected_, query_, key_, value_, gate_, up_;
+  Buffer<float> residual_, projected_, query_, key_, value_;
   Buffer<float> cosines_, sines_;  // [max_num_tokens][head_dim / 2]
   Activations normed_, attended_, mixed_;
   double phase_seconds_[kNumPhases] = {};

@@ -35,7 +35,6 @@ PHASES = (
     "attention",
     "attention_output",
     "gate_up",
-    "silu",
     "down",
     "logits",
 )

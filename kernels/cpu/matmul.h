@@ -37,11 +37,18 @@ struct Product {
 
 constexpr int kRowBlock = 64;  // rows that share one pass over a panel: their quants stay in L2
 
+// block [num_rows][kPanel] = rows of the input times one panel
+inline void multiply_panel(const Matrix& matrix, int panel, const Activations& input, int first_row,
+                           int num_rows, float* block) {
+  panel_kernel(matrix.format, input.blocks_per_row > 0)(matrix, panel, input, first_row, num_rows,
+                                                        block);
+}
+
 inline void multiply_block(const Product& product, int panel, const Activations& input, int first_row,
                            int num_rows) {
   alignas(64) float block[kRowBlock * kPanel];
   const Matrix& matrix = *product.matrix;
-  panel_kernel(matrix.format, input.blocks_per_row > 0)(matrix, panel, input, first_row, num_rows, block);
+  multiply_panel(matrix, panel, input, first_row, num_rows, block);
   const int width = std::min(kPanel, matrix.num_rows - panel * kPanel);
   float* output = product.output + first_row * product.stride + panel * kPanel;
   for (int row = 0; row < num_rows; ++row) {
@@ -49,22 +56,31 @@ inline void multiply_block(const Product& product, int panel, const Activations&
   }
 }
 
+// Calls body(first unit, end unit, first row, number of rows) over all units (panels, say) and blocks of
+// rows, in runs that give each thread several.
+template <class Body>
+void for_panel_runs(ThreadPool& pool, int num_units, int num_rows, const Body& body) {
+  if (num_rows == 0) return;
+  const int num_blocks = (num_rows + kRowBlock - 1) / kRowBlock;
+  const int wanted_runs = std::max(1, pool.num_threads() * 8 / num_blocks);
+  const int run = std::max(1, num_units / wanted_runs);
+  const int num_runs = (num_units + run - 1) / run;
+  pool.run(num_runs * num_blocks, [&](int item, int) {
+    const int first_row = item % num_blocks * kRowBlock;
+    const int first_unit = item / num_blocks * run;
+    body(first_unit, std::min(num_units, first_unit + run), first_row,
+         std::min(kRowBlock, num_rows - first_row));
+  });
+}
+
 // Multiplies the first `num_rows` rows of `input` by several matrices at once.
 template <int kProducts>
 void multiply(ThreadPool& pool, const Activations& input, int num_rows,
               const Product (&products)[kProducts]) {
-  if (num_rows == 0) return;
   int num_panels = 0;
   for (const Product& product : products) num_panels += product.matrix->num_panels();
-  const int num_blocks = (num_rows + kRowBlock - 1) / kRowBlock;
-  const int wanted_runs = std::max(1, pool.num_threads() * 8 / num_blocks);
-  const int run = std::max(1, num_panels / wanted_runs);
-  const int num_runs = (num_panels + run - 1) / run;
-  pool.run(num_runs * num_blocks, [&](int item, int) {
-    const int first_row = item % num_blocks * kRowBlock;
-    const int rows = std::min(kRowBlock, num_rows - first_row);
-    const int end = std::min(num_panels, (item / num_blocks + 1) * run);
-    for (int index = item / num_blocks * run; index < end; ++index) {
+  for_panel_runs(pool, num_panels, num_rows, [&](int first, int end, int first_row, int rows) {
+    for (int index = first; index < end; ++index) {
       int panel = index;
       const Product* product = products;
       while (panel >= product->matrix->num_panels()) panel -= product++->matrix->num_panels();

@@ -56,13 +56,15 @@ inline void dot_group(const uint8_t* block, int g, const int8_t* quants, size_t 
   }
 }
 
-// out [kRows][kPanel] of one panel
+// out [kRows][kPanel] of one panel; fetches the next one meanwhile
 template <class L, int kRows>
 void multiply_rows(const uint8_t* block, int num_blocks, const int8_t* quants, size_t quant_stride,
                    const BlockScale* scales, size_t scale_stride, float* out) {
   using namespace simd;
+  const size_t panel_bytes = static_cast<size_t>(num_blocks) * L::kBlockBytes;
   Floats totals[kRows][2] = {};
   for (int b = 0; b < num_blocks; ++b, block += L::kBlockBytes, quants += kBlock, ++scales) {
+    prefetch(block + panel_bytes, L::kBlockBytes);
     for (int g = 0; g < L::kGroups; ++g) {
       Ints sums[kRows][2];
       dot_group<L, kRows>(block, g, quants, quant_stride, sums);

@@ -21,8 +21,22 @@
 
 namespace quire::simd {
 
+// Asks for memory that is read soon, into the second-level cache.
+inline void prefetch(const void* start, int num_bytes) {
+  constexpr int kLine = 64;
+  for (int i = 0; i < num_bytes; i += kLine) {
+    __builtin_prefetch(static_cast<const char*>(start) + i, 0, 2);
+  }
+}
+
 inline float sum(Floats v) {
   float total = v[0];
+  for (int i = 1; i < kLanes; ++i) total += v[i];
+  return total;
+}
+
+inline int32_t sum(Ints v) {
+  int32_t total = v[0];
   for (int i = 1; i < kLanes; ++i) total += v[i];
   return total;
 }

@@ -35,6 +35,13 @@ inline Floats load_bfloat(const uint16_t* p) {
   return (Floats)_mm256_slli_epi32(wide, 16);
 }
 
+// kLanes integers as bytes; they fit
+inline void store_bytes(int8_t* p, Ints v) {
+  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v),
+                                         _mm256_extracti128_si256((__m256i)v, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(shorts, shorts));
+}
+
 inline Bytes load_bytes(const uint8_t* p) { return (Bytes)_mm256_loadu_si256((const __m256i*)p); }
 
 // 4 bytes, repeated in every lane

@@ -60,6 +60,11 @@ inline Floats load_bfloat(const uint16_t* p) {
   return reinterpret_cast<Floats>(v);
 }
 
+// kLanes integers as bytes; they fit
+inline void store_bytes(int8_t* p, Ints v) {
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v[i]);
+}
+
 inline Bytes load_bytes(const uint8_t* p) {
   Bytes v;
   std::memcpy(&v, p, sizeof v);
@@ -76,35 +81,28 @@ inline Bytes splat_quad(const int8_t* p) {
 inline Bytes low_nibbles(Bytes v) { return v & 15; }
 inline Bytes high_nibbles(Bytes v) { return v >> 4; }
 
+// Bytes with an even or an odd index, as shorts
+inline Shorts even_signed(Bytes v) { return (reinterpret_cast<Shorts>(v) << 8) >> 8; }
+inline Shorts odd_signed(Bytes v) { return reinterpret_cast<Shorts>(v) >> 8; }
+inline Shorts even_unsigned(Bytes v) { return reinterpret_cast<Shorts>(v) & 255; }
+inline Shorts odd_unsigned(Bytes v) { return (reinterpret_cast<Shorts>(v) >> 8) & 255; }
+
 // Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
 inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
-  Shorts v;
-  for (int i = 0; i < 2 * kLanes; ++i) {
-    v[i] = static_cast<int16_t>(unsigned_bytes[2 * i] * static_cast<int8_t>(signed_bytes[2 * i]) +
-                                unsigned_bytes[2 * i + 1] *
-                                    static_cast<int8_t>(signed_bytes[2 * i + 1]));
-  }
-  return v;
+  return even_unsigned(unsigned_bytes) * even_signed(signed_bytes) +
+         odd_unsigned(unsigned_bytes) * odd_signed(signed_bytes);
 }
 
 // Sums of pairs of 16-bit integers
 inline Ints add_pairs(Shorts v) {
-  Ints sums;
-  for (int i = 0; i < kLanes; ++i) sums[i] = v[2 * i] + v[2 * i + 1];
-  return sums;
+  const Ints pairs = reinterpret_cast<Ints>(v);
+  return ((pairs << 16) >> 16) + (pairs >> 16);
 }
 
-// Sums of four products, signed by signed
+// Sums of four products, signed by signed; the values must not hold -128.
 inline Ints dot_quads(Bytes weights, Bytes values) {
-  Ints sums;
-  for (int i = 0; i < kLanes; ++i) {
-    int32_t total = 0;
-    for (int j = 4 * i; j < 4 * i + 4; ++j) {
-      total += static_cast<int8_t>(weights[j]) * static_cast<int8_t>(values[j]);
-    }
-    sums[i] = total;
-  }
-  return sums;
+  return add_pairs(even_signed(weights) * even_signed(values) +
+                   odd_signed(weights) * odd_signed(values));
 }
 
 }  // namespace quire::simd

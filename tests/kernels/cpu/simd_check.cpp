@@ -1,0 +1,81 @@
+// Holds the vector operations against scalar arithmetic; prints what is wrong and exits with 1.
+#include "simd.h"
+
+#include <cmath>
+#include <cstdio>
+
+using namespace quire::simd;
+
+static int failures = 0;
+
+static void expect(bool holds, const char* what, double at) {
+  if (!holds && ++failures < 10) std::printf("%s is wrong at %g\n", what, at);
+}
+
+// |got - wanted| in units of wanted's last place
+static double units(float got, double wanted) {
+  const float next = std::nextafter(static_cast<float>(wanted), INFINITY);
+  return std::fabs(got - wanted) / (static_cast<double>(next) - static_cast<float>(wanted));
+}
+
+static void check_exp() {
+  for (float x = -87.3f; x <= 88.0f; x += 0.0009f) {
+    expect(units(exp(splat(x))[kLanes - 1], std::exp(static_cast<double>(x))) <= 2.0, "exp", x);
+  }
+  expect(exp(splat(0.0f))[0] == 1.0f, "exp", 0);
+  expect(exp(splat(-INFINITY))[0] == 0.0f, "exp", -INFINITY);
+  expect(exp(splat(-1000.0f))[0] == 0.0f, "exp", -1000);
+}
+
+static double half_value(uint16_t bits) {
+  const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  const double size = exponent == 0 ? std::ldexp(fraction, -24)
+                      : exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
+                                       : std::ldexp(1024 + fraction, exponent - 25);
+  return bits & 0x8000 ? -size : size;
+}
+
+static void check_halves() {
+  for (int bits = 0; bits < 65536; ++bits) {
+    uint16_t halves[kLanes] = {};
+    halves[kLanes - 1] = static_cast<uint16_t>(bits);
+    const float got = load_half(halves)[kLanes - 1];
+    const double wanted = half_value(static_cast<uint16_t>(bits));
+    expect(std::isnan(wanted) ? std::isnan(got) : got == wanted, "load_half", bits);
+  }
+}
+
+static void check_dots() {
+  const int extremes[] = {-128, -127, -1, 0, 1, 15, 127};
+  const int activations[] = {-127, -1, 0, 1, 127};
+  for (int w : extremes) {
+    for (int x : activations) {
+      Bytes weights, values;
+      for (int i = 0; i < 4 * kLanes; ++i) {
+        weights[i] = static_cast<uint8_t>(w);
+        values[i] = static_cast<uint8_t>(x);
+      }
+      expect(dot_quads(weights, values)[kLanes - 1] == 4 * w * x, "dot_quads", w);
+      if (w < 0 || w > 15) continue;
+      Shorts eight = {};
+      for (int i = 0; i < 8; ++i) eight += dot_pairs(weights, values);
+      expect(add_pairs(eight)[kLanes - 1] == 32 * w * x, "dot_pairs", w);
+    }
+  }
+}
+
+static void check_rounding() {
+  const float values[kLanes] = {0.5f, 1.5f, -0.5f, -1.5f, 126.5f, -126.6f, 2.4f, 0.0f};
+  const int wanted[kLanes] = {0, 2, 0, -2, 126, -127, 2, 0};
+  int8_t bytes[kLanes];
+  store_bytes(bytes, round_to_ints(load(values)));
+  for (int i = 0; i < kLanes; ++i) expect(bytes[i] == wanted[i], "round_to_ints", values[i]);
+}
+
+int main() {
+  check_exp();
+  check_halves();
+  check_dots();
+  check_rounding();
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,166 @@
+"""What cannot be computed is refused before anything is: indices, compilers, weight types."""
+
+from __future__ import annotations
+
+import logging
+import stat
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu import build, load_decoder
+from kernels.decoder import DecoderWeights, StoredMatrix
+from kernels.interface import AttentionBatch
+from tests.kernels.cpu.paged_run import PagedRun, make_decoder, random_tokens
+from tests.kernels.cpu.tiny_model import Shape, make_spec, make_weights
+
+SHAPE = Shape(hidden_size=32, intermediate_size=32, head_dim=32, num_layers=1)
+SPEC = make_spec(SHAPE)
+
+
+def tiny_weights() -> DecoderWeights:
+    return make_weights(SHAPE, ("F32",), torch.Generator().manual_seed(4))
+
+
+def load(weights: DecoderWeights) -> object:
+    return load_decoder(
+        SPEC,
+        weights,
+        compute="float32",
+        kv_dtype=torch.float32,
+        num_threads=1,
+        max_num_tokens=8,
+        progress=None,
+    )
+
+
+def bad_batches(good: AttentionBatch) -> dict[str, AttentionBatch]:
+    return {
+        "a slot": replace(good, slots=good.slots + 10_000),
+        "negative slot": replace(good, slots=good.slots - 10_000),
+        "block table": replace(good, block_tables=good.block_tables + 10_000),
+        "too short": replace(good, block_tables=good.block_tables[:, :1]),
+        "seq_lens": replace(good, seq_lens=torch.tensor([3], dtype=torch.int32)),
+        "query_start": replace(good, query_start=torch.tensor([0, 7], dtype=torch.int32)),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["a slot", "negative slot", "block table", "too short", "seq_lens", "query_start"]
+)
+def test_a_bad_batch_is_refused_and_the_next_step_is_right(name: str) -> None:
+    decoder = make_decoder(SPEC, tiny_weights(), "float32")
+    tokens = random_tokens(SPEC, [20])
+    run = PagedRun(decoder, SPEC, "float32", tokens)
+    before = run.kv_cache.clone()
+    rows = torch.tensor([0])
+    with pytest.raises(IndexError):
+        decoder.forward(tokens[0], bad_batches(run.batch([20]))[name], run.kv_cache, rows)
+    assert torch.equal(run.kv_cache.isnan(), before.isnan())
+    assert run.step([20])[0].isfinite().all()
+
+
+@pytest.mark.parametrize("token_id", [-1, SHAPE.vocab_size, 2**32 - 1])
+def test_a_token_outside_the_vocabulary_is_refused(token_id: int) -> None:
+    run = PagedRun(
+        make_decoder(SPEC, tiny_weights(), "float32"),
+        SPEC,
+        "float32",
+        [torch.tensor([1, token_id])],
+    )
+    with pytest.raises(IndexError, match="vocabulary"):
+        run.step([2])
+
+
+def test_a_step_over_the_limit_and_a_logit_row_outside_are_refused() -> None:
+    decoder = make_decoder(SPEC, tiny_weights(), "float32")
+    tokens = random_tokens(SPEC, [2049])
+    run = PagedRun(decoder, SPEC, "float32", tokens)
+    with pytest.raises(IndexError, match="max_num_tokens"):
+        run.step([2049])
+    with pytest.raises(IndexError, match="logit row"):
+        decoder.forward(tokens[0][:4], run.batch([4]), run.kv_cache, torch.tensor([4]))
+
+
+def test_a_step_without_logit_rows_only_fills_the_cache() -> None:
+    decoder = make_decoder(SPEC, tiny_weights(), "float32")
+    tokens = random_tokens(SPEC, [4])
+    run = PagedRun(decoder, SPEC, "float32", tokens)
+    rows = torch.empty(0, dtype=torch.int64)
+    logits = decoder.forward(tokens[0], run.batch([4]), run.kv_cache, rows)
+    assert logits.shape == (0, SPEC.vocab_size)
+    assert not run.kv_cache.isnan().all()
+
+
+def test_an_unknown_weight_type_gives_no_decoder(caplog: pytest.LogCaptureFixture) -> None:
+    unknown = StoredMatrix(53, 32, "IQ4_XS", torch.zeros(53, 17, dtype=torch.uint8))
+    with caplog.at_level(logging.WARNING):
+        assert load(replace(tiny_weights(), embedding=unknown)) is None
+    assert [r.getMessage() for r in caplog.records] == [
+        "no native CPU decoder for weights of type IQ4_XS"
+    ]
+
+
+def test_without_a_compiler_there_is_no_decoder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "_folders", lambda: (tmp_path,))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert load(tiny_weights()) is None
+    assert len(caplog.records) == 1
+    assert "no C++ compiler" in caplog.text
+
+
+def fake_compiler(folder: Path, body: str) -> Path:
+    """A compiler that notes each compilation in `folder`/calls."""
+    path = folder / "fake-c++"
+    path.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo fake 1.0; exit 0; fi\n'
+        f"echo call >> {folder}/calls\n{body}\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_two_builds_at_once_compile_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = 'for last; do :; done\nsleep 0.2\necho library > "$last"'
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, script)))
+    monkeypatch.setattr(build, "_folders", lambda: (tmp_path / "build",))
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(build.find_or_build("portable")))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2 and found[0] == found[1]
+    assert found[0].read_text() == "library\n"
+    assert (tmp_path / "calls").read_text().count("call") == 1
+
+
+def test_an_earlier_build_serves_where_there_is_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "_folders", lambda: (tmp_path / "build",))
+    script = 'for last; do :; done\necho library > "$last"'
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, script)))
+    built = build.find_or_build("portable")
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", "")
+    assert build.find_or_build("portable") == built
+
+
+def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, 'echo "decoder.cpp:1: error: no such luck" >&2\nexit 1')
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build, "_folders", lambda: (tmp_path / "build",))
+    with pytest.raises(build.BuildError, match="no such luck"):
+        build.find_or_build("portable")
