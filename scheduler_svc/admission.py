@@ -109,6 +109,7 @@ class Admission:
             priority=message.priority,
             queue_timeout_s=message.queue_timeout_ms / 1000 or None,
             cache_salt=message.cache_salt.encode(),
+            bypass_prefix_cache=message.bypass_prefix_cache,
         )
         return AdmittedRequest(
             request=request,

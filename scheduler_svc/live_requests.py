@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.messages import (
     Event,
-    FinishReason,
     NewRequest,
     RequestEvent,
     RequestFailed,
@@ -20,8 +19,6 @@ from scheduler_svc.core.messages import (
     TokensStep,
 )
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.states import SequenceState
-from scheduler_svc.core.views import RequestView, SequenceView
 from scheduler_svc.inbox import RequestSink
 from shared.errors import Aborted, QuireError
 from shared.ids import RequestId
@@ -63,38 +60,14 @@ class LiveRequests:
 
     def stop(self, request_id: RequestId, sequence_index: int, now: float) -> None:
         """A stop string ended a sequence; nothing happens if it has ended by itself."""
-        if request_id not in self._live:
-            return
-        view = self._view(request_id).sequences[sequence_index]
-        self._scheduler.finish_sequence(request_id, sequence_index)
-        self._deliver_end(request_id, view, FinishReason.STOP_STRING, now)
+        end = self._scheduler.finish_sequence(request_id, sequence_index)
+        if end is not None:
+            self._deliver(end, now)
 
     def cancel(self, request_id: RequestId, now: float) -> None:
         """An operator ends a live request."""
-        view = self._view(request_id)
-        self._scheduler.abort(request_id)
-        for sequence in view.sequences:
-            self._deliver_end(request_id, sequence, FinishReason.CANCELLED, now)
-
-    def _view(self, request_id: RequestId) -> RequestView:
-        views = self._scheduler.live_requests()
-        return next(view for view in views if view.request_id == request_id)
-
-    def _deliver_end(
-        self, request_id: RequestId, view: SequenceView, reason: FinishReason, now: float
-    ) -> None:
-        """The core ends a sequence without an event when it is told to; its front gets one."""
-        if view.state is SequenceState.FINISHED:
-            return
-        event = SequenceFinished(
-            request_id,
-            view.sequence_index,
-            reason,
-            stop_token_id=None,
-            num_output_tokens=view.num_output_tokens,
-            num_preemptions=view.num_preemptions,
-        )
-        self._deliver(event, now)
+        for end in self._scheduler.cancel(request_id):
+            self._deliver(end, now)
 
     def end_all(self, error: QuireError) -> None:
         """Takes every request out of the core; each sink hears of `error`."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+
 
 class BlockPool:
     """Reference counts and a free list in the order of last use; O(1) for each block.
@@ -16,7 +21,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        self._refs = [0] * num_blocks
+        self._refs = array("i", bytes(num_blocks * array("i").itemsize))
         ring = num_blocks + 1
         self._next = [(block + 1) % ring for block in range(ring)]
         self._prev = [(block - 1) % ring for block in range(ring)]
@@ -24,6 +29,10 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         """How many tables and pending operations hold `block`; 0 is free."""
         return self._refs[block]
+
+    def is_free(self) -> npt.NDArray[np.bool_]:
+        """[num_blocks] Whether each block is free."""
+        return ~np.array(self._refs, np.bool_)
 
     def take(self, count: int) -> list[int]:
         """The `count` free blocks whose content is worth least, with one reference each."""

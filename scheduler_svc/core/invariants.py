@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.prefix_index import IndexEntry, Parent
 from scheduler_svc.core.replica import MAX_PLANS_IN_FLIGHT, Replica
 from scheduler_svc.core.request import Request, Sequence
+from scheduler_svc.core.sequence_table import TAIL_TOKENS
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.ids import ReplicaId, RequestId
@@ -54,7 +56,8 @@ def check_replica(replica: Replica, sequences: Iterable[Sequence]) -> None:
     )
     deferred = sum(len(blocks) for record in replica.in_flight for blocks in record.blocks)
     assert deferred == replica.num_deferred_blocks
-    _check_index(replica)
+    _check_index(replica, running)
+    _check_pending(replica, running)
 
 
 def _check_waiting(
@@ -89,11 +92,13 @@ def _check_rows(replica: Replica, running: list[Sequence]) -> None:
             int(counts[row]) for counts in (table.num_computed, table.num_tokens, table.num_total)
         )
         assert 0 <= computed < total <= table.limit[row], seq.ref
-        assert 0 <= known - len(seq.token_ids) <= table.block_size
+        assert len(seq.token_ids) == table.num_listed[row] <= known
+        assert known - len(seq.token_ids) <= TAIL_TOKENS
         assert known <= total <= known + MAX_PLANS_IN_FLIGHT
         assert computed <= table.capacity[row] == len(seq.block_table) * table.block_size
         assert len(set(seq.block_table)) == len(seq.block_table), "a block twice in one table"
         assert seq.num_published_blocks * table.block_size <= computed
+        assert seq.uses_prefix_cache or seq.num_published_blocks == 0
     rows = [seq.row for seq in running]
     handles = rows + replica.retiring + replica.free_handle_list()
     assert sorted(handles) == list(range(table.limit.size)), "a handle is lost or doubled"
@@ -116,13 +121,43 @@ def _check_pool(pool: BlockPool, tables: list[list[int]]) -> None:
         assert pool.ref_count(block) == held[block], f"block {block} is miscounted"
 
 
-def _check_index(replica: Replica) -> None:
-    """Every published block is a whole one with digest, and each digest has one entry."""
-    index = replica.kv.index
+def _check_index(replica: Replica, running: list[Sequence]) -> None:
+    """Every entry is a whole block with its digest, and is there for a block, for what comes after
+    it, or for a running sequence; each digest has one entry."""
+    kv, index = replica.kv, replica.kv.index
     entries = index.entries()
-    assert len({entry.digest for entry in entries}) == len(entries) == len(index)
-    assert len({entry.block for entry in entries}) == len(entries)
-    for entry in entries:
-        assert entry.block in index
+    published = [entry for entry in entries if entry.block is not None]
+    assert len({entry.digest for entry in entries}) == len(entries)
+    assert len({entry.block for entry in published}) == len(published) == len(index)
+    known = _with_parents([*entries, *(seq.parent for seq in running)])
+    refs = Counter(id(entry.parent) for entry in known)
+    refs.update(id(seq.parent) for seq in running)
+    for entry in known:
+        assert entry.num_refs == refs[id(entry)]
+        assert entry.block is not None or entry.num_refs, "an entry of no use"
+        assert len(entry.tokens) == 4 * kv.block_size
+    for entry in published:
+        assert entry.block is not None and entry.block in index
         assert index.find(entry.digest, entry.parent, entry.tokens) is entry
-        assert len(entry.tokens) == 4 * replica.kv.block_size
+    is_free = kv.pool.is_free()
+    assert kv.num_evictable == sum(bool(is_free[entry.block]) for entry in published)
+
+
+def _with_parents(parents: list[Parent]) -> list[IndexEntry]:
+    """All entries of `parents` and before them, each once."""
+    known: dict[int, IndexEntry] = {}
+    for first in parents:
+        parent = first
+        while not isinstance(parent, bytes) and id(parent) not in known:
+            known[id(parent)] = parent
+            parent = parent.parent
+    return list(known.values())
+
+
+def _check_pending(replica: Replica, running: list[Sequence]) -> None:
+    """Whoever leads runs here and has the block in its table, not published yet."""
+    for digest, leader in replica.kv.pending.leaders():
+        assert leader in running
+        number = leader.digests.index(digest)
+        assert leader.num_published_blocks <= number < len(leader.block_table)
+        assert leader.uses_prefix_cache

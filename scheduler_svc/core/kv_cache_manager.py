@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.prefix_index import BlockHasher, Parent, PrefixIndex, token_bytes
+from scheduler_svc.core.pending_prefixes import PendingPrefixes
+from scheduler_svc.core.prefix_index import BlockHasher, Parent, PrefixIndex
 from scheduler_svc.core.request import Sequence
 
 
@@ -31,6 +34,10 @@ class PrefixMatch:
     """What the block after the published ones comes after."""
     copy_source: int | None = None
     """A sibling's partly shared block, to be copied before the sequence writes to it."""
+    leader: Sequence | None = None
+    """The running sequence that computes the block after `blocks`."""
+    num_led_blocks: int = 0
+    """Full blocks, `blocks` included, that are there once `leader` has published so many."""
 
 
 class KVCacheManager:
@@ -48,7 +55,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.pool = BlockPool(num_device_blocks)
         self.host_pool = BlockPool(num_host_blocks)
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(num_device_blocks)
+        self.pending = PendingPrefixes()
         self._hasher = hasher
         self._is_caching = enable_prefix_cache
 
@@ -57,6 +65,11 @@ class KVCacheManager:
         """Token slots of the whole device pool."""
         return self.pool.num_blocks * self.block_size
 
+    @property
+    def num_evictable(self) -> int:
+        """Free blocks whose content can be found."""
+        return int(np.count_nonzero(self.pool.is_free() & self.index.is_published()))
+
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens take."""
         return -(-num_tokens // self.block_size)
@@ -64,21 +77,38 @@ class KVCacheManager:
     # -- prefixes -----------------------------------------------------------------------------
 
     def find_prefix(self, seq: Sequence) -> PrefixMatch:
-        """The longest unbroken chain of published blocks that `seq`, not running, starts with.
-        It leaves at least one token to compute."""
+        """The longest unbroken chain of published blocks that `seq`, not running, starts with,
+        and who computes the next ones. It leaves at least one token to compute."""
         match = PrefixMatch(parent=seq.salt)
-        if not self._is_caching:
+        if not self._is_cached(seq):
             return match
-        for number in range((len(seq.token_ids) - 1) // self.block_size):
-            tokens = self._tokens_of(seq, number)
-            entry = self.index.find(self._digest(seq, number, tokens), match.parent, tokens)
-            if entry is None:
+        num_usable = (len(seq.token_ids) - 1) // self.block_size
+        packed, width = self._pack(seq, num_usable)
+        for number in range(num_usable):
+            digest = self._digest(seq, number, packed, width)
+            tokens = packed[number * width : (number + 1) * width]
+            entry = self.index.find(digest, match.parent, tokens)
+            if entry is None or entry.block is None:
+                self._find_leader(seq, match, number, packed, width)
                 break
             match.blocks.append(entry.block)
-            match.parent = entry.serial
+            match.parent = entry
         match.num_published = len(match.blocks)
         match.num_tokens = match.num_published * self.block_size
         return match
+
+    def _find_leader(
+        self, seq: Sequence, match: PrefixMatch, number: int, packed: bytes, width: int
+    ) -> None:
+        """Note who computes block `number` of `seq`, and how many after it."""
+        match.leader = leader = self.pending.leader(self._digest(seq, number, packed, width))
+        match.num_led_blocks = number
+        if leader is None:
+            return
+        for led in range(number, len(packed) // width):
+            if self.pending.leader(self._digest(seq, led, packed, width)) is not leader:
+                return
+            match.num_led_blocks = led + 1
 
     def fork_prefix(self, seq: Sequence, sibling: Sequence, num_computed: int) -> PrefixMatch:
         """What `seq` can share of a running sibling that has computed `num_computed` tokens: the
@@ -103,11 +133,25 @@ class KVCacheManager:
         assert not seq.block_table
         for block in match.blocks:
             self.pool.share(block)
+        self.index.hold(match.parent)
+        seq.parent = match.parent
         seq.block_table = list(match.blocks)
         seq.num_published_blocks = match.num_published
-        seq.parent = match.parent
         num_new = self.num_blocks_for(len(seq.token_ids)) - len(match.blocks)
         seq.block_table += self._take(num_new)
+        if self._is_cached(seq):
+            num_full = len(seq.token_ids) // self.block_size
+            if num_full > match.num_published:
+                self._digest(seq, num_full - 1, *self._pack(seq, num_full))
+                self.pending.add(seq, seq.digests[match.num_published : num_full])
+
+    def leave(self, seq: Sequence) -> list[int]:
+        """`seq` stops running and publishes nothing more; gives its table, whose references are
+        the caller's now."""
+        self.pending.discard(seq, seq.digests[seq.num_published_blocks :])
+        self.index.release(seq.parent)
+        blocks, seq.block_table, seq.parent = seq.block_table, [], seq.salt
+        return blocks
 
     def grow(self, sequences: SequenceOf[Sequence]) -> list[int]:
         """One more block at the end of each table; gives these blocks. So many must be free."""
@@ -118,8 +162,7 @@ class KVCacheManager:
 
     def _take(self, count: int) -> list[int]:
         blocks = self.pool.take(count)
-        for block in blocks:
-            self.index.remove(block)
+        self.index.remove_all(blocks)
         return blocks
 
     # -- content ------------------------------------------------------------------------------
@@ -127,24 +170,19 @@ class KVCacheManager:
     def publish(self, seq: Sequence, num_computed: int) -> None:
         """Make the full blocks of the first `num_computed` tokens findable. The results of the
         steps that computed them are back, and `seq.token_ids` holds them."""
-        if not self._is_caching:
+        first, end = seq.num_published_blocks, num_computed // self.block_size
+        if first >= end or not self._is_cached(seq):
             return
-        for number in range(seq.num_published_blocks, num_computed // self.block_size):
-            self._publish_next(seq, self._tokens_of(seq, number))
+        packed, width = self._pack(seq, end)
+        for number in range(first, end):
+            digest = self._digest(seq, number, packed, width)
+            self._publish_next(seq, digest, packed[number * width : (number + 1) * width])
+        if self.pending:
+            self.pending.discard(seq, seq.digests[first:end])
 
-    def publish_last(self, seq: Sequence, tokens: bytes) -> None:
-        """The same for all of `seq.token_ids`, whose last block has `tokens`."""
-        num_blocks = len(seq.token_ids) // self.block_size
-        if self._is_caching and seq.num_published_blocks == num_blocks - 1:
-            self._publish_next(seq, tokens)
-        else:
-            self.publish(seq, num_blocks * self.block_size)
-
-    def _publish_next(self, seq: Sequence, tokens: bytes) -> None:
+    def _publish_next(self, seq: Sequence, digest: bytes, tokens: bytes) -> None:
         number = seq.num_published_blocks
-        digest = self._digest(seq, number, tokens)
-        entry = self.index.publish(seq.block_table[number], digest, seq.parent, tokens)
-        seq.parent = entry.serial
+        seq.parent = self.index.publish(seq.block_table[number], digest, seq.parent, tokens)
         seq.num_published_blocks = number + 1
 
     def free(self, blocks: Iterable[int]) -> None:
@@ -160,23 +198,23 @@ class KVCacheManager:
 
     # -- digests ------------------------------------------------------------------------------
 
-    def _tokens_of(self, seq: Sequence, number: int) -> bytes:
-        start = number * self.block_size
-        return token_bytes(seq.token_ids[start : start + self.block_size])
+    def _is_cached(self, seq: Sequence) -> bool:
+        return self._is_caching and seq.uses_prefix_cache
 
-    def _digest(self, seq: Sequence, number: int, tokens: bytes) -> bytes:
-        """The digest of full block `number`, which has `tokens`; kept with the sequence, for any
-        replica of this block size."""
+    def _pack(self, seq: Sequence, num_blocks: int) -> tuple[bytes, int]:
+        """The tokens of the first `num_blocks` full blocks, and how many bytes a block has."""
+        tokens = seq.token_ids[: num_blocks * self.block_size]
+        return tokens.tobytes(), self.block_size * tokens.itemsize
+
+    def _digest(self, seq: Sequence, number: int, packed: bytes, width: int) -> bytes:
+        """The digest of full block `number`, whose tokens and those before it are in `packed`;
+        kept with the sequence, for any replica of this block size."""
         if seq.digest_block_size != self.block_size:
             seq.digests.clear()
             seq.digest_block_size = self.block_size
         digests = seq.digests
-        for missing in range(len(digests), number):
-            digests.append(self._next_digest(seq, self._tokens_of(seq, missing)))
-        if len(digests) == number:
-            digests.append(self._next_digest(seq, tokens))
+        if len(digests) <= number:
+            parent = digests[-1] if digests else self._hasher.root(seq.salt)
+            missing = packed[len(digests) * width : (number + 1) * width]
+            digests += self._hasher.chain(parent, missing, width)
         return digests[number]
-
-    def _next_digest(self, seq: Sequence, tokens: bytes) -> bytes:
-        parent = seq.digests[-1] if seq.digests else self._hasher.root(seq.salt)
-        return self._hasher.digest(parent, tokens)

@@ -66,6 +66,8 @@ class NewRequest:
     tenant: str = "default"
     """Whose it is, for fairness between tenants."""
     cache_salt: bytes = b""
+    bypass_prefix_cache: bool = False
+    """Takes no cached prefix, and leaves none to others; its own choices still share its prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 The waiting queue is global and each replica takes from it when it is scheduled. Cost in seconds,
 by each replica's measured rates:
 
-    prompt tokens that no cache there holds + prompts started there already + load of its decodes
+    prompt tokens neither cached there nor computed by another sequence there
+    + prompts started there already + load of its decodes
 
 So a prefix attracts what begins with it until the work before that is worth more than to compute
 the prefix again, and then spreads to the next replica.
@@ -102,4 +103,6 @@ class Placement:
         num_tokens = len(seq.token_ids)
         if peer.num_seats <= 0 or kv.num_blocks_for(num_tokens) > peer.num_blocks:
             return None
-        return _prefill_s(peer.replica, seq, num_tokens - kv.find_prefix(seq).num_tokens)
+        match = kv.find_prefix(seq)
+        num_found = max(match.num_tokens, match.num_led_blocks * kv.block_size)
+        return _prefill_s(peer.replica, seq, num_tokens - num_found)

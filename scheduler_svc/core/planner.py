@@ -83,7 +83,7 @@ class StepPlanner:
 
     def _continue_prefills(self) -> None:
         table = self._replica.table
-        sequences = [table.sequence(row) for row in table.prefilling().tolist()]
+        sequences = table.sequences(table.prefilling())
         for seq in sorted(sequences, key=lambda seq: seq.key):
             if not self._has_budget:
                 return
@@ -179,8 +179,10 @@ class StepPlanner:
                 continue
             if self._is_still_blocked(seq):
                 return
+            if self._is_led(seq):
+                continue
             match = self._find_match(seq)
-            if match is None:
+            if match is None or self._will_be_led(seq, match):
                 continue
             if not placement.is_best_here(seq, len(seq.token_ids) - match.num_tokens):
                 continue
@@ -204,6 +206,26 @@ class StepPlanner:
         blocked, num_free = replica.blocked
         return seq is blocked and replica.kv.pool.num_free <= num_free
 
+    def _is_led(self, seq: Sequence) -> bool:
+        """Whether somebody here still computes what `seq` waits to share, as found before."""
+        leader, num_blocks = seq.leaders.get(self._replica.id, (None, 0))
+        return (
+            leader is not None
+            and leader.is_running
+            and leader.replica == self._replica.id
+            and leader.num_published_blocks < num_blocks
+        )
+
+    def _will_be_led(self, seq: Sequence, match: PrefixMatch) -> bool:
+        """Let `seq` wait for blocks that another sequence here computes. That one stands before it
+        in the order, so that nobody waits for one that has to wait itself, and its chunks come
+        before those of `seq` in any case: computing them again would not be sooner."""
+        leader = match.leader
+        if leader is None or leader.key > seq.key:
+            return False
+        seq.leaders[self._replica.id] = (leader, match.num_led_blocks)
+        return True
+
     def _find_match(self, seq: Sequence) -> PrefixMatch | None:
         """What `seq` can start with here; None while a sibling here computes their prompt."""
         match = self._replica.kv.find_prefix(seq)
@@ -217,6 +239,7 @@ class StepPlanner:
             if sibling.row in self._draft.start_rows or num_computed < seq.num_prompt_tokens - 1:
                 return None
             forked = self._replica.kv.fork_prefix(seq, sibling, num_computed)
+            match.leader = None
             return max(match, forked, key=lambda found: found.num_tokens)
         return match
 

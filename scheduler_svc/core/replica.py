@@ -11,7 +11,7 @@ from scheduler_svc.core.kv_cache_manager import KVCacheManager, PrefixMatch
 from scheduler_svc.core.messages import ReplicaCapacity
 from scheduler_svc.core.prefix_index import BlockHasher
 from scheduler_svc.core.request import Sequence
-from scheduler_svc.core.sequence_table import Ints, SequenceTable
+from scheduler_svc.core.sequence_table import Ints, RowIndex, SequenceTable
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.step_cost import StepCost, StepWork
 from shared.ids import ReplicaId
@@ -28,6 +28,8 @@ class StepRecord:
 
     step: int
     sample_rows: Ints  # rows that sample, in the plan's order
+    sample_index: RowIndex  # the same, to look into the table's arrays
+    sample_handles: list[int]  # the same, as the result names them
     sample_generations: Ints
     chunk_rows: list[int]
     chunk_generations: list[int]
@@ -119,6 +121,7 @@ class Replica:
         seq.replica = self.id
         seq.row = heapq.heappop(self._free_rows)
         seq.num_deferrals = 0
+        seq.leaders.clear()
         self.table.add(seq, seq.row, match.num_tokens, self.limit_of(seq))
         self.blocked = None
 
@@ -126,12 +129,19 @@ class Replica:
         self, seq: Sequence, state: SequenceState, last_record: StepRecord | None = None
     ) -> None:
         """A running sequence goes to `state`; its blocks are free once the last plan that names
-        them is back: `last_record`, or the last in flight that computes its row."""
+        them is back: `last_record`, or the last in flight that computes its row.
+
+        What it generated is published now: sooner it would be of use to hardly anybody, and would
+        cost every step. The token sampled last is not computed, all before it are."""
         seq.go(state)
-        row, blocks = seq.row, seq.block_table
+        row = seq.row
+        has_generated = self.table.num_tokens[row] > self.table.num_started[row]
         self.table.remove(row)
+        if has_generated:
+            self.kv.publish(seq, len(seq.token_ids) - 1)
+        blocks = self.kv.leave(seq)
         self.retiring.append(row)
-        seq.replica, seq.row, seq.block_table = None, -1, []
+        seq.replica, seq.row = None, -1
         record = last_record or self.record_of(int(self.table.last_step[row]))
         if record is None:
             self.kv.free(blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -47,16 +48,16 @@ class Request:
 class Sequence:
     """One choice of a request.
 
-    While it runs, `token_ids` has its full blocks alone, and the tokens after these are in its row
-    of the replica's SequenceTable; in every other state it is complete.
+    While it runs, `token_ids` has its first tokens alone, those that it started with at least, and
+    the others are in its row of the replica's SequenceTable; in every other state it is complete.
     """
 
     request: Request
     index: int
     key: OrderKey
     ref: SequenceRef
-    token_ids: list[int]
-    """The prompt, then what was generated."""
+    token_ids: array[int]
+    """The prompt, then what was generated; 32 bits each."""
     state: SequenceState = SequenceState.WAITING
     replica: ReplicaId | None = None
     """Where it is RUNNING or SWAPPED."""
@@ -73,13 +74,16 @@ class Sequence:
     num_published_blocks: int = 0
     """Leading blocks of the table that were offered to the prefix index."""
     parent: Parent = b""
-    """What the next published block comes after."""
+    """What the next published block comes after; held in the index while RUNNING."""
     digests: list[bytes] = field(default_factory=list)
     """Digests of the leading blocks, as far as they were needed."""
     digest_block_size: int = 0
     num_preemptions: int = 0
     num_deferrals: int = 0
     """How often a replica left it to another one since it began to wait."""
+    leaders: dict[ReplicaId, tuple[Sequence, int]] = field(default_factory=dict)
+    """While WAITING: on a replica, who computes blocks that it can share, and how many that
+    sequence will have published then."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -89,6 +93,10 @@ class Sequence:
     def salt(self) -> bytes:
         """What its first block comes after in a prefix index."""
         return self.request.new.cache_salt
+
+    @property
+    def uses_prefix_cache(self) -> bool:
+        return not self.request.new.bypass_prefix_cache
 
     @property
     def is_running(self) -> bool:
@@ -113,6 +121,8 @@ def make_request(
     )
     for index, key in enumerate(keys):
         ref = SequenceRef(new.request_id, index)
-        request.sequences.append(Sequence(request, index, key, ref, list(new.prompt_token_ids)))
+        request.sequences.append(
+            Sequence(request, index, key, ref, array("I", new.prompt_token_ids))
+        )
     request.num_held = len(keys) - 1
     return request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -44,17 +45,18 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
     record = replica.in_flight[0]
     if len(result.handles) != len(result.token_ids):
         raise ProtocolError("a result's handles and tokens differ in number")
-    token_ids = np.array(result.token_ids, np.int64)
-    if token_ids.size and not 0 <= token_ids.min() <= token_ids.max() < 1 << 32:
-        raise ProtocolError("a sampled token id is no 32-bit number")
-    planned = record.sample_rows.tolist()
+    try:
+        token_ids = np.array(array("I", result.token_ids), np.int64)
+    except OverflowError as error:
+        raise ProtocolError("a sampled token id is no 32-bit number") from error
+    planned = record.sample_handles
     if result.failures:
         failed = [failure.handle for failure in result.failures]
         known = {*planned, *record.chunk_rows}
         if len(set(failed)) != len(failed) or not known.issuperset(failed):
             raise ProtocolError("a failure names a sequence that its step didn't compute")
         planned = [row for row in planned if row not in failed]
-    if planned != list(result.handles):
+    if list(result.handles) != planned:
         raise ProtocolError(f"the handles of the result of step {result.step} don't fit its plan")
     return record, token_ids
 
@@ -81,25 +83,25 @@ def failed_sequences(
 def apply_tokens(
     replica: Replica, record: StepRecord, result: StepResult, token_ids: Ints
 ) -> StepOutcome:
-    """Publish what the step computed, and give each sequence that still runs its token.
+    """Publish what the step's chunks computed, and give each sequence that still runs its token.
 
     Failed sequences have left their rows before, so that nothing of theirs is published. Endings
     still run; what came for sequences that left meanwhile is dropped.
     """
     table = replica.table
-    rows = record.sample_rows
-    generations = record.sample_generations
+    rows, index = record.sample_rows, record.sample_index
+    is_own = table.generation[index] == record.sample_generations
     if result.failures:
         answered = ~np.isin(rows, [failure.handle for failure in result.failures])
-        rows, generations = rows[answered], generations[answered]
-    is_own = table.generation[rows] == generations
-    if not is_own.all():
-        rows, token_ids = rows[is_own], token_ids[is_own]
+        index = rows = rows[answered]
+        is_own = is_own[answered]
+    if np.count_nonzero(is_own) < is_own.size:
+        index = rows = rows[is_own]
+        token_ids = token_ids[is_own]
     _publish_chunks(replica, record)
-    for seq, tokens in table.append_tokens(rows, token_ids):
-        replica.kv.publish_last(seq, tokens)
-    is_stop = table.is_stop(rows, token_ids)
-    is_last = is_stop | (table.num_tokens[rows] >= table.limit[rows])
+    is_last = table.append_tokens(index, rows, token_ids)
+    is_stop = table.is_stop(index, token_ids)
+    is_last |= is_stop
     return _outcome(replica, rows, token_ids, is_stop, is_last)
 
 
@@ -115,7 +117,7 @@ def _outcome(
     replica: Replica, rows: Ints, token_ids: Ints, is_stop: Bools, is_last: Bools
 ) -> StepOutcome:
     table = replica.table
-    if not is_last.any():
+    if not np.count_nonzero(is_last):
         return StepOutcome(table.refs(rows), token_ids.tolist())
     endings = [
         _ending(table.sequence(row), token, bool(stop), int(table.num_tokens[row]))

@@ -17,6 +17,7 @@ from scheduler_svc.core.invariants import check_scheduler
 from scheduler_svc.core.messages import (
     Event,
     FailureKind,
+    FinishReason,
     NewRequest,
     ReplicaCapacity,
     RequestFailed,
@@ -90,13 +91,24 @@ class Scheduler:
         if request is not None:
             self._end_request(request)
 
-    def finish_sequence(self, request_id: RequestId, sequence_index: int) -> None:
-        """The caller found the end of a sequence in its text: it ends without an event. What has
-        ended or is unknown is ignored."""
+    def finish_sequence(
+        self, request_id: RequestId, sequence_index: int
+    ) -> SequenceFinished | None:
+        """The caller found the end of a sequence in its text; gives the sequence's end. What has
+        ended or is unknown gives None."""
         request = self._requests.get(request_id)
         if request is None or not 0 <= sequence_index < len(request.sequences):
-            return
-        self._end_sequence(request.sequences[sequence_index])
+            return None
+        return self._finish_early(request.sequences[sequence_index], FinishReason.STOP_STRING)
+
+    def cancel(self, request_id: RequestId) -> list[SequenceFinished]:
+        """The operator ends a request; gives the ends of those of its sequences that lived."""
+        request = self._requests.get(request_id)
+        ends = [
+            self._finish_early(seq, FinishReason.CANCELLED)
+            for seq in (request.sequences if request else ())
+        ]
+        return [end for end in ends if end is not None]
 
     # -- replicas -----------------------------------------------------------------------------
 
@@ -248,8 +260,12 @@ class Scheduler:
     # -- endings ------------------------------------------------------------------------------
 
     def _finish(self, ending: Ending) -> SequenceFinished:
+        self._end_sequence(ending.seq)
+        return self._finished(ending)
+
+    @staticmethod
+    def _finished(ending: Ending) -> SequenceFinished:
         seq = ending.seq
-        self._end_sequence(seq)
         return SequenceFinished(
             seq.request.id,
             seq.index,
@@ -258,6 +274,14 @@ class Scheduler:
             ending.num_output_tokens,
             seq.num_preemptions,
         )
+
+    def _finish_early(self, seq: Sequence, reason: FinishReason) -> SequenceFinished | None:
+        """End a sequence that could have gone on; None if it has ended already."""
+        if seq.state is SequenceState.FINISHED:
+            return None
+        self._end_sequence(seq)
+        num_output_tokens = len(seq.token_ids) - seq.num_prompt_tokens
+        return self._finished(Ending(seq, reason, None, num_output_tokens))
 
     def _fail(self, request: Request, kind: FailureKind, message: str) -> RequestFailed:
         self._end_request(request)

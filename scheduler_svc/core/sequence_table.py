@@ -23,8 +23,20 @@ from scheduler_svc.core.request import Sequence
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+RowIndex = Ints | slice
+"""Names rows of the arrays; a slice gives views, where an array would gather."""
+
 NO_TOKEN = -1
-INITIAL_STOP_IDS = 4
+TAIL_TOKENS = 256
+"""New tokens of a row that are kept in arrays before they move to the sequence's list."""
+INITIAL_STOP_IDS = 1
+
+
+def row_index(rows: Ints) -> RowIndex:
+    """Names ascending `rows`."""
+    if rows.size and rows[-1] - rows[0] + 1 == rows.size:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 class SequenceTable:
@@ -33,6 +45,7 @@ class SequenceTable:
     def __init__(self, num_rows: int, block_size: int) -> None:
         self.block_size = block_size
         self.num_tokens: Ints = np.zeros(num_rows, np.int64)
+        self.num_started: Ints = np.zeros(num_rows, np.int64)  # tokens that it came with
         self.num_total: Ints = np.zeros(num_rows, np.int64)
         self.num_computed: Ints = np.zeros(num_rows, np.int64)
         self.capacity: Ints = np.zeros(num_rows, np.int64)  # token slots of the block table
@@ -40,12 +53,13 @@ class SequenceTable:
         self.last_step: Ints = np.zeros(num_rows, np.int64)  # last plan that names the row
         self.generation: Ints = np.zeros(num_rows, np.int64)  # grows when a sequence leaves
         self._stop_ids: Ints = np.full((INITIAL_STOP_IDS, num_rows), NO_TOKEN, np.int64)
-        # A running sequence's list has whole blocks, or the whole prompt; the tokens after these
-        # are in the tail, token i in column i % block_size.
-        self._num_listed: Ints = np.zeros(num_rows, np.int64)
-        self._tail: npt.NDArray[np.uint32] = np.zeros((num_rows, block_size), np.uint32)
+        # A running sequence's list has its first `num_listed` tokens, the others are in the tail.
+        self.num_listed: Ints = np.zeros(num_rows, np.int64)
+        self._tail: npt.NDArray[np.uint32] = np.zeros((num_rows, TAIL_TOKENS), np.uint32)
         self._sequences: list[Sequence | None] = [None] * num_rows
         self._refs: npt.NDArray[np.object_] = np.empty(num_rows, np.object_)
+        self._named_rows: Ints | None = None  # what refs gave last, while no row has changed
+        self._names: list[SequenceRef] = []
         self.num_active = 0
         self.top = 0
         """Rows from here on have no sequence."""
@@ -60,69 +74,75 @@ class SequenceTable:
         assert seq is not None, f"row {row} has no sequence"
         return seq
 
+    def sequences(self, rows: list[int]) -> list[Sequence]:
+        """The sequences of `rows`, each of which has one."""
+        known = self._sequences
+        sequences = [seq for row in rows if (seq := known[row]) is not None]
+        assert len(sequences) == len(rows), "a row has no sequence"
+        return sequences
+
     def refs(self, rows: Ints) -> list[SequenceRef]:
-        """The names of the sequences in `rows`, each of which has one."""
-        refs: list[SequenceRef] = self._refs[rows].tolist()
-        return refs
+        """The names of the sequences in `rows`, each of which has one. A step that gives tokens to
+        the same sequences as the one before gets the same list, so that no name is touched."""
+        last = self._named_rows
+        if last is None or last.size != rows.size or np.count_nonzero(last != rows):
+            self._named_rows, self._names = rows, self._refs[rows].tolist()
+        return self._names
 
     def add(self, seq: Sequence, row: int, num_computed: int, limit: int) -> None:
-        """Enter `seq`, whose block table covers all its tokens; the tokens after its last full
-        block move from its list to the tail."""
+        """Enter `seq`, whose block table covers all its tokens."""
         assert self._sequences[row] is None, f"row {row} is taken"
         num_tokens = len(seq.token_ids)
         assert 0 <= num_computed < num_tokens < limit
+        self.num_started[row] = self.num_listed[row] = num_tokens
         self.num_tokens[row] = self.num_total[row] = num_tokens
         self.num_computed[row] = num_computed
         self.capacity[row] = len(seq.block_table) * self.block_size
         self.limit[row] = limit
         self.last_step[row] = 0
-        num_listed = num_tokens - num_tokens % self.block_size
-        self._num_listed[row] = num_listed
-        self._tail[row, : num_tokens - num_listed] = seq.token_ids[num_listed:]
-        del seq.token_ids[num_listed:]
         self._set_stop_ids(row, seq)
         self._sequences[row] = seq
         self._refs[row] = seq.ref
+        self._named_rows = None
         self.num_active += 1
         self.top = max(self.top, row + 1)
 
     def remove(self, row: int) -> None:
         """Take the sequence out of its row; its token list is complete afterwards."""
-        num_unlisted = int(self.num_tokens[row] - self._num_listed[row])
-        self.sequence(row).token_ids += self._tail[row, :num_unlisted].tolist()
+        num_unlisted = int(self.num_tokens[row] - self.num_listed[row])
+        self.sequence(row).token_ids.frombytes(self._tail[row, :num_unlisted].tobytes())
         self._sequences[row] = None
-        self._refs[row] = None
+        self._refs[row] = self._named_rows = None
         self.limit[row] = self.num_total[row] = self.num_computed[row] = 0
         self.generation[row] += 1
         self.num_active -= 1
         while self.top and self._sequences[self.top - 1] is None:
             self.top -= 1
 
-    def append_tokens(self, rows: Ints, token_ids: Ints) -> list[tuple[Sequence, bytes]]:
-        """One more token for each row. Where it opens a block, the full one before it moves to
-        the sequence's list; gives these sequences with that block's tokens as bytes."""
-        at = self.num_tokens[rows]
-        filled = self._move_filled(rows[at - self._num_listed[rows] == self.block_size])
-        self._tail[rows, at % self.block_size] = token_ids
-        self.num_tokens[rows] = at + 1
-        return filled
+    def append_tokens(self, index: RowIndex, rows: Ints, token_ids: Ints) -> Bools:
+        """One more token for each of `rows`, which `index` names as well; gives whether it is the
+        last that each may have."""
+        at = self.num_tokens[index]
+        column = at - self.num_listed[index]
+        is_full = column == TAIL_TOKENS
+        if np.count_nonzero(is_full):
+            self._empty_tails(rows[is_full])
+            column %= TAIL_TOKENS
+        self._tail[rows, column] = token_ids
+        self.num_tokens[index] = at + 1
+        is_last: Bools = self.num_tokens[index] >= self.limit[index]
+        return is_last
 
-    def _move_filled(self, rows: Ints) -> list[tuple[Sequence, bytes]]:
-        if not rows.size:
-            return []
-        self._num_listed[rows] += self.block_size
-        tail = self._tail[rows]
-        data, width = tail.tobytes(), tail.strides[0]
-        filled = []
-        for number, (row, tokens) in enumerate(zip(rows.tolist(), tail.tolist(), strict=True)):
-            seq = self.sequence(row)
-            seq.token_ids += tokens
-            filled.append((seq, data[number * width : (number + 1) * width]))
-        return filled
+    def _empty_tails(self, rows: Ints) -> None:
+        self.num_listed[rows] += TAIL_TOKENS
+        for seq, tail in zip(self.sequences(rows.tolist()), self._tail[rows], strict=True):
+            seq.token_ids.frombytes(tail.tobytes())
 
-    def is_stop(self, rows: Ints, token_ids: Ints) -> Bools:
-        """[len(rows)] Whether each row's token is one that ends its sequence."""
-        hits: Bools = (self._stop_ids.take(rows, axis=1) == token_ids).any(axis=0)
+    def is_stop(self, index: RowIndex, token_ids: Ints) -> Bools:
+        """Whether each row's token is one that ends its sequence."""
+        hits: Bools = self._stop_ids[0, index] == token_ids
+        for stop_ids in self._stop_ids[1:]:
+            hits |= stop_ids[index] == token_ids
         return hits
 
     def decoding(self) -> Bools:
@@ -132,9 +152,11 @@ class SequenceTable:
         is_decoding &= total < self.limit[: self.top]
         return is_decoding
 
-    def prefilling(self) -> Ints:
+    def prefilling(self) -> list[int]:
         """Rows with several tokens to compute."""
-        return np.flatnonzero(self.num_total[: self.top] - self.num_computed[: self.top] > 1)
+        is_prefilling = self.num_total[: self.top] - self.num_computed[: self.top] > 1
+        rows: list[int] = is_prefilling.nonzero()[0].tolist()
+        return rows
 
     @property
     def prefill_backlog(self) -> int:

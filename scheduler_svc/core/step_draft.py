@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from scheduler_svc.core.replica import StepRecord
-from scheduler_svc.core.sequence_table import Ints, SequenceTable
+from scheduler_svc.core.sequence_table import Ints, SequenceTable, row_index
 from shared.plan import CacheOp, CacheOpKind, SequenceStart, StepPlan
 
 NO_ROWS: Ints = np.empty(0, np.int64)
@@ -17,7 +17,7 @@ class StepDraft:
     """Collects what a step does beside the steady decodes, which stay an array of rows."""
 
     def __init__(self, step: int) -> None:
-        self.record = StepRecord(step, NO_ROWS, NO_ROWS, [], [], [])
+        self.record = StepRecord(step, NO_ROWS, NO_ROWS, [], NO_ROWS, [], [], [])
         self.start_rows: set[int] = set()
         self._starts: list[SequenceStart] = []
         self._append_rows: list[int] = []
@@ -80,6 +80,8 @@ class StepDraft:
         next_op_id: Callable[[], int],
     ) -> StepPlan:
         """The plan. Copies out come before copies in, and copies on the device come last."""
+        decode_handles = decode_rows.tolist() + self._single_rows
+        self.record.sample_handles = decode_handles + self._sampled_rows
         order = (CacheOpKind.SWAP_OUT, CacheOpKind.SWAP_IN, CacheOpKind.COPY)
         return StepPlan(
             step=self.record.step,
@@ -94,7 +96,7 @@ class StepDraft:
                 for kind in order
                 if kind in self._moves
             ],
-            decode_handles=decode_rows.tolist() + self._single_rows,
+            decode_handles=decode_handles,
             chunk_handles=self._chunk_rows,
             chunk_num_tokens=self._chunk_sizes,
             chunk_samples=self._chunk_samples,
@@ -103,16 +105,17 @@ class StepDraft:
     def fill_record(self, decode_rows: Ints, table: SequenceTable) -> None:
         """Note what the plan computes and samples, and count it in the rows of `table`."""
         record = self.record
-        table.num_computed[decode_rows] += 1
+        index = row_index(decode_rows)
+        table.num_computed[index] += 1
         for row, end in zip(record.chunk_rows, record.chunk_ends, strict=True):
             table.num_computed[row] = end
             table.last_step[row] = record.step
             record.chunk_generations.append(int(table.generation[row]))
         sampled = self._single_rows + self._sampled_rows
-        rows = (
-            np.concatenate((decode_rows, np.array(sampled, np.int64))) if sampled else decode_rows
-        )
-        table.num_total[rows] += 1
-        table.last_step[rows] = record.step
-        record.sample_rows = rows
-        record.sample_generations = table.generation[rows]
+        rows = decode_rows
+        if sampled:
+            index = rows = np.concatenate((decode_rows, np.array(sampled, np.int64)))
+        table.num_total[index] += 1
+        table.last_step[index] = record.step
+        record.sample_rows, record.sample_index = rows, index
+        record.sample_generations = np.array(table.generation[index])

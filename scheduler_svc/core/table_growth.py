@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bisect import insort
 
-import numpy as np
-
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.preemption import choose_victim, should_swap
@@ -48,12 +46,14 @@ class TableGrowth:
         table = self._replica.table
         decoding = table.decoding()
         top = decoding.size
-        rows = np.flatnonzero(decoding & (table.num_computed[:top] >= table.capacity[:top]))
-        if rows.size <= self._replica.kv.pool.num_free:
-            self._grow(rows.tolist())
+        is_full = table.num_computed[:top] >= table.capacity[:top]
+        is_full &= decoding
+        rows = is_full.nonzero()[0].tolist()
+        if len(rows) <= self._replica.kv.pool.num_free:
+            self._grow(rows)
         else:
-            self._grow_in_order(rows.tolist(), decoding)
-        return np.flatnonzero(decoding)
+            self._grow_in_order(rows, decoding)
+        return decoding.nonzero()[0]
 
     def _grow_in_order(self, rows: list[int], decoding: Bools) -> None:
         table = self._replica.table
@@ -69,7 +69,7 @@ class TableGrowth:
     def _grow(self, rows: list[int]) -> None:
         if rows:
             table = self._replica.table
-            blocks = self._replica.kv.grow([table.sequence(row) for row in rows])
+            blocks = self._replica.kv.grow(table.sequences(rows))
             table.capacity[rows] += table.block_size
             self._draft.append(rows, blocks)
 

@@ -25,6 +25,8 @@ class ReplicaView:
     """Blocks that no sequence holds; those whose content is cached included."""
     num_cached_blocks: int
     """Blocks in the prefix index, be they held or free."""
+    num_evictable_blocks: int
+    """Blocks that are both: free, with content that can be found."""
     num_host_blocks: int
     num_free_host_blocks: int
 
@@ -64,6 +66,7 @@ def view_replica(replica: Replica) -> ReplicaView:
         num_blocks=kv.pool.num_blocks,
         num_free_blocks=kv.pool.num_free,
         num_cached_blocks=len(kv.index),
+        num_evictable_blocks=kv.num_evictable,
         num_host_blocks=kv.host_pool.num_blocks,
         num_free_host_blocks=kv.host_pool.num_free,
     )

@@ -43,13 +43,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         member = self._engine.registry.member(view.replica)
         assert member is not None, "the core knows members alone"
         times = member.times
-        # Blocks that cache a prefix may be held as well; at least the sum of both counts is exact.
-        num_cached_blocks = min(view.num_cached_blocks, view.num_free_blocks)
         return admin_pb2.ReplicaState(
             worker_id=member.worker_id,
             num_blocks=view.num_blocks,
-            num_free_blocks=view.num_free_blocks - num_cached_blocks,
-            num_cached_blocks=num_cached_blocks,
+            num_free_blocks=view.num_free_blocks - view.num_evictable_blocks,
+            num_cached_blocks=view.num_evictable_blocks,
             num_running=view.num_running,
             num_steps_in_flight=view.num_plans_in_flight,
             num_steps=times.num_steps,

@@ -43,6 +43,7 @@ def make_request(
     queue_timeout_s: float | None = None,
     deadline_s: float | None = None,
     tenant: str = "default",
+    bypass_prefix_cache: bool = False,
 ) -> NewRequest:
     """A request; a prompt given as a number is so many tokens that depend on the name."""
     if isinstance(prompt, int):
@@ -61,6 +62,7 @@ def make_request(
         deadline_s=deadline_s,
         tenant=tenant,
         cache_salt=salt,
+        bypass_prefix_cache=bypass_prefix_cache,
     )
 
 

@@ -12,30 +12,31 @@ A, B = token_bytes([1, 2]), token_bytes([3, 4])
 def test_a_digest_depends_on_key_parent_and_tokens() -> None:
     hasher = BlockHasher(b"one")
     root = hasher.root(b"")
-    digests = {
-        hasher.digest(root, A),
-        hasher.digest(root, B),
-        hasher.digest(hasher.root(b"x"), A),
-        BlockHasher(b"two").digest(root, A),
-    }
-    assert len(digests) == 4
-    assert hasher.digest(root, A) == BlockHasher(b"one").digest(root, A)
+    digests = [
+        *hasher.chain(root, A + B, len(A)),
+        *hasher.chain(root, B + A, len(A)),
+        *hasher.chain(hasher.root(b"x"), A, len(A)),
+        *BlockHasher(b"two").chain(root, A, len(A)),
+    ]
+    assert len(set(digests)) == len(digests) == 6
+    assert hasher.chain(digests[0], B, len(B)) == digests[1:2]
+    assert digests[:2] == BlockHasher(b"one").chain(root, A + B, len(A))
 
 
 def test_a_block_is_found_by_its_tokens_after_its_parent_alone() -> None:
     """FIELD-FAILURES, part 1: a hash collision hands over another request's KV."""
-    index = PrefixIndex()
+    index = PrefixIndex(4)
     parent = index.publish(0, b"d", b"salt", A)
-    child = index.publish(1, b"e", parent.serial, B)
+    child = index.publish(1, b"e", parent, B)
     assert index.find(b"d", b"salt", A) is parent
-    assert index.find(b"e", parent.serial, B) is child
+    assert index.find(b"e", parent, B) is child
     assert index.find(b"d", b"salt", B) is None
     assert index.find(b"d", b"other", A) is None
     assert index.find(b"e", b"salt", B) is None
 
 
 def test_the_first_block_of_a_content_stays() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(4)
     first = index.publish(0, b"d", b"", A)
     assert index.publish(1, b"d", b"", A) is first
     assert 0 in index
@@ -43,7 +44,7 @@ def test_the_first_block_of_a_content_stays() -> None:
 
 
 def test_other_content_under_the_same_digest_displaces() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(4)
     index.publish(0, b"d", b"", A)
     index.publish(1, b"d", b"", B)
     assert 0 not in index
@@ -52,17 +53,40 @@ def test_other_content_under_the_same_digest_displaces() -> None:
     assert len(index) == 1
 
 
-def test_a_child_is_out_of_reach_once_its_parent_was_replaced() -> None:
-    index = PrefixIndex()
+def test_a_child_is_reached_again_once_its_parent_is_computed_again() -> None:
+    index = PrefixIndex(4)
     parent = index.publish(0, b"d", b"", A)
-    index.publish(1, b"e", parent.serial, B)
+    child = index.publish(1, b"e", parent, B)
+    index.release(child)
     index.remove(0)
+    assert index.find(b"d", b"", A) is None
     again = index.publish(2, b"d", b"", A)
-    assert index.find(b"e", again.serial, B) is None
+    assert index.find(b"e", again, B) is child
+
+
+def test_a_child_of_displaced_content_stays_out_of_reach() -> None:
+    """FIELD-FAILURES, part 1: a hash collision hands over another request's KV."""
+    index = PrefixIndex(4)
+    parent = index.publish(0, b"d", b"", A)
+    index.publish(1, b"e", parent, B)
+    other = index.publish(2, b"d", b"", B)
+    assert index.find(b"e", other, B) is None
+
+
+def test_an_entry_leaves_with_its_block_and_all_that_comes_after_it() -> None:
+    index = PrefixIndex(4)
+    parent = index.publish(0, b"d", b"", A)
+    child = index.publish(1, b"e", parent, B)
+    index.remove(0)
+    assert index.entries() == [parent, child]
+    index.remove(1)
+    assert index.entries() == [parent, child], "a sequence goes on after the child"
+    index.release(child)
+    assert index.entries() == []
 
 
 def test_removing_a_block_without_entry_is_nothing() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(4)
     index.remove(3)
     index.publish(0, b"d", b"", A)
     assert index.clear() == 1
