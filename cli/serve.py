@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from cli.scheduler_options import PolicyOption, PreemptionOption, TargetItlOption
 from cli.supervisor import Fleet, Supervisor
 from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 
@@ -78,10 +79,9 @@ def serve(
         int | None, typer.Option(min=1, help="tokens in one step")
     ] = None,
     max_waiting: Annotated[int | None, typer.Option(min=1, help="requests that may wait")] = None,
-    preemption: Annotated[
-        str | None,
-        typer.Option(help="recompute, swap or auto (default), when KV blocks run out"),
-    ] = None,
+    preemption: PreemptionOption = None,
+    policy: PolicyOption = None,
+    target_itl_ms: TargetItlOption = None,
     shutdown_grace_s: Annotated[
         float, typer.Option(min=0, help="seconds that streams may take at the end")
     ] = 30.0,
@@ -105,6 +105,8 @@ def serve(
             model_name=model_name,
             max_waiting=max_waiting,
             preemption=preemption,
+            policy=policy,
+            target_itl_ms=target_itl_ms,
             shutdown_grace_s=shutdown_grace_s,
         )
         worker = _flags(

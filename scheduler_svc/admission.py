@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protos.quire.inference.v1 import inference_pb2
-from scheduler_svc.core.messages import NewRequest
+from scheduler_svc.core.messages import DEFAULT_TENANT, NewRequest
 from shared.errors import InvalidArgument, NotFound
 from shared.ids import RequestId
 from shared.model_spec import ModelSpec
@@ -83,9 +83,15 @@ class Admission:
         self._check_stopping(message.stopping)
 
     def admit(
-        self, message: inference_pb2.GenerateRequest, prompt_token_ids: Sequence[int]
+        self,
+        message: inference_pb2.GenerateRequest,
+        prompt_token_ids: Sequence[int],
+        *,
+        tenant: str | None = None,
+        deadline_s: float | None = None,
     ) -> AdmittedRequest:
-        """The request of a checked message; `prompt_token_ids` is its prompt, tokenized.
+        """The request of a checked message; `prompt_token_ids` is its prompt, tokenized. Its
+        caller is `tenant`, and stops waiting in `deadline_s` seconds.
 
         Raises InvalidArgument when the prompt is empty or leaves no room in the context.
         """
@@ -108,6 +114,8 @@ class Admission:
             first_choice=message.sampling.first_choice,
             priority=message.priority,
             queue_timeout_s=message.queue_timeout_ms / 1000 or None,
+            deadline_s=deadline_s,
+            tenant=tenant or DEFAULT_TENANT,
             cache_salt=message.cache_salt.encode(),
             bypass_prefix_cache=message.bypass_prefix_cache,
         )

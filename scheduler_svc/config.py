@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from scheduler_svc.core.config import PreemptionMode, SchedulerConfig
+from scheduler_svc.core.messages import DEFAULT_TENANT
+from scheduler_svc.core.policy import PolicyKind
 from shared.endpoint import Endpoint
 from shared.errors import ConfigError
 from shared.logs import LEVELS, LogFormat
 from shared.secret_file import read_secret
 from shared.transport import MAX_FRAME_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ClientToken:
+    """A bearer token, and whose it is."""
+
+    secret: bytes
+    tenant: str = DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class SecurityConfig:
     """PEM private key of `tls_cert`."""
     tls_client_ca: bytes | None = None
     """PEM authorities; when set, clients must show a certificate that these signed."""
-    tokens: tuple[bytes, ...] = ()
+    tokens: tuple[ClientToken, ...] = ()
     """Bearer tokens, any of which is good; empty asks for none."""
 
 
@@ -89,6 +100,25 @@ def _preemption_mode(text: str) -> PreemptionMode:
         raise argparse.ArgumentTypeError(f"must be one of {modes}") from None
 
 
+def _policy(text: str) -> PolicyKind:
+    try:
+        return PolicyKind(text)
+    except ValueError:
+        kinds = ", ".join(kind.value for kind in PolicyKind)
+        raise argparse.ArgumentTypeError(f"must be one of {kinds}") from None
+
+
+def _tenant_weights(text: str) -> dict[str, float]:
+    """ "a=2,b=0.5" by name."""
+    weights = {}
+    for item in text.split(","):
+        name, separator, weight = item.partition("=")
+        if not separator or not TENANT_NAME.fullmatch(name):
+            raise argparse.ArgumentTypeError(f"{item!r} is no NAME=WEIGHT")
+        weights[name] = _positive_float(weight)
+    return weights
+
+
 def _positive_float(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -103,6 +133,8 @@ def _non_negative_float(text: str) -> float:
     return value
 
 
+TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
 _CORE = SchedulerConfig()
 _WORKERS = WorkerPlaneConfig()
 
@@ -116,7 +148,7 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
     ("--tls-cert", Path, None, "PEM certificate chain of the gRPC ports"),
     ("--tls-key", Path, None, "PEM private key of --tls-cert"),
     ("--tls-client-ca", Path, None, "PEM authorities that must have signed client certificates"),
-    ("--token-file", Path, None, "file with the accepted bearer tokens, one a line"),
+    ("--token-file", Path, None, "accepted bearer tokens, one a line: TOKEN or TENANT:TOKEN"),
     ("--max-num-batched-tokens", _positive_int, _CORE.max_num_batched_tokens, "tokens in one step"),
     ("--max-num-seqs", _positive_int, _CORE.max_num_seqs, "sequences in one step"),
     ("--max-waiting", _positive_int, _CORE.max_waiting, "requests that may wait"),
@@ -131,6 +163,19 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
         _preemption_mode,
         _CORE.preemption_mode.value,
         "recompute, swap (to host memory) or auto (the cheaper), when KV blocks run out",
+    ),
+    ("--policy", _policy, _CORE.policy.value, "who goes first: fcfs, priority, or fair to tenants"),
+    (
+        "--tenant-weight",
+        _tenant_weights,
+        None,
+        "under --policy fair: NAME=WEIGHT, several with commas; 1 for a tenant not named",
+    ),
+    (
+        "--target-itl-ms",
+        _non_negative_float,
+        1000 * (_CORE.target_itl_s or 0),
+        "milliseconds between tokens that prompts beside may bring about; 0: no target",
     ),
     ("--max-streams", _positive_int, 4096, "Generate calls open at once"),
     ("--heartbeat-interval-ms", _positive_int, 500, "milliseconds between heartbeats"),
@@ -171,6 +216,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
     args = _parse_options(argv, environ)
     if args.model is None:
         raise ConfigError("no model given: use --model PATH or QUIRE_MODEL")
+    security = _read_security(args)
     config = SchedulerServiceConfig(
         model_path=args.model,
         model_name=args.model_name,
@@ -180,7 +226,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
         shutdown_grace_s=args.shutdown_grace_s,
         log_level=_log_level(args.log_level),
         log_format=_log_format(args.log_format),
-        security=_read_security(args),
+        security=security,
         workers=WorkerPlaneConfig(
             endpoint=args.worker_endpoint,
             secret=args.worker_secret_file and read_secret(args.worker_secret_file),
@@ -195,6 +241,9 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
             max_waiting_tokens=args.max_waiting_tokens,
             no_replica_grace_s=args.no_replica_grace_s,
             preemption_mode=args.preemption,
+            policy=args.policy,
+            tenant_weights=_checked_weights(args.tenant_weight or {}, security),
+            target_itl_s=args.target_itl_ms / 1000 or None,
         ),
     )
     _check_binds(config, allow_plaintext=args.allow_plaintext)
@@ -253,16 +302,35 @@ def _read_security(args: argparse.Namespace) -> SecurityConfig:
         raise ConfigError("--tls-cert and --tls-key go together: give both or neither")
     if args.tls_client_ca is not None and args.tls_cert is None:
         raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
-    tokens: tuple[bytes, ...] = ()
+    tokens: tuple[ClientToken, ...] = ()
     if args.token_file is not None:
         lines = _read_file("--token-file", args.token_file).splitlines()
-        tokens = tuple(line.strip() for line in lines if line.strip())
+        tokens = tuple(_client_token(line.strip()) for line in lines if line.strip())
     return SecurityConfig(
         tls_cert=args.tls_cert and _read_file("--tls-cert", args.tls_cert),
         tls_key=args.tls_key and _read_file("--tls-key", args.tls_key),
         tls_client_ca=args.tls_client_ca and _read_file("--tls-client-ca", args.tls_client_ca),
         tokens=tokens,
     )
+
+
+def _client_token(line: bytes) -> ClientToken:
+    """TOKEN or TENANT:TOKEN; a colon can't be part of a bearer token (RFC 6750, section 2.1)."""
+    name, separator, secret = line.rpartition(b":")
+    if not separator:
+        return ClientToken(line)
+    tenant = name.decode("ascii", errors="replace").strip()
+    if not TENANT_NAME.fullmatch(tenant) or not secret.strip():
+        raise ConfigError("--token-file: a line with a colon must be TENANT:TOKEN")
+    return ClientToken(secret.strip(), tenant)
+
+
+def _checked_weights(weights: Mapping[str, float], security: SecurityConfig) -> Mapping[str, float]:
+    tenants = {DEFAULT_TENANT, *(token.tenant for token in security.tokens)}
+    for name in weights:
+        if name not in tenants:
+            raise ConfigError(f"--tenant-weight: no line of --token-file names {name!r}")
+    return weights
 
 
 def _check_binds(config: SchedulerServiceConfig, *, allow_plaintext: bool) -> None:

@@ -19,7 +19,7 @@ from scheduler_svc.config import SchedulerServiceConfig, SecurityConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.servicers.admin import AdminServicer
-from scheduler_svc.servicers.auth import AuthInterceptor
+from scheduler_svc.servicers.auth import AuthInterceptor, TokenBook
 from scheduler_svc.servicers.errors import ErrorInterceptor
 from scheduler_svc.servicers.generation import GenerationServicer
 from scheduler_svc.servicers.model import ModelServicer
@@ -87,6 +87,7 @@ class SchedulerServer:
             registry,
             self._link,
         )
+        self._tokens = TokenBook(config.security.tokens)
         admission = Admission(spec)
         self._text_pool = TextPool(text_model)
         self._generation = GenerationServicer(
@@ -95,6 +96,7 @@ class SchedulerServer:
             text_model,
             self._text_pool,
             spec,
+            self._tokens,
             max_streams=config.max_streams,
         )
         self._tokenizer = TokenizerServicer(admission, self._text_pool)
@@ -184,8 +186,8 @@ class SchedulerServer:
 
     def _new_server(self, max_calls: int) -> grpc.aio.Server:
         interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
-        if self._config.security.tokens:
-            interceptors.insert(0, AuthInterceptor(self._config.security.tokens))
+        if len(self._tokens):
+            interceptors.insert(0, AuthInterceptor(self._tokens))
         return grpc.aio.server(
             interceptors=interceptors, options=_GRPC_OPTIONS, maximum_concurrent_rpcs=max_calls
         )

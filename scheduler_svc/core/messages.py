@@ -17,6 +17,9 @@ from typing import NamedTuple
 from shared.ids import ReplicaId, RequestId
 from shared.sampling import SamplingParams
 
+DEFAULT_TENANT = "default"
+"""Whose requests are that come without a tenant's name."""
+
 
 class FinishReason(Enum):
     """Why a sequence ended; the numbers are those of the public contract."""
@@ -63,7 +66,7 @@ class NewRequest:
     """Seconds from its submission in which it must start."""
     deadline_s: float | None = None
     """Seconds from its submission after which nobody waits for it any more."""
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     """Whose it is, for fairness between tenants."""
     cache_salt: bytes = b""
     bypass_prefix_cache: bool = False

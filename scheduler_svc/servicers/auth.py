@@ -8,17 +8,45 @@ from typing import Any
 
 import grpc
 
+from scheduler_svc.config import ClientToken
+
 SCHEME = b"bearer "
 OPEN_SERVICES = "/grpc.health.v1.Health/"
 """Probes of load balancers carry no token, and a status tells nothing secret."""
 
 
-class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without one of the tokens in the metadata `authorization: Bearer <token>`."""
+Metadata = Sequence[tuple[str, str | bytes]]
 
-    def __init__(self, tokens: Sequence[bytes]) -> None:
-        assert tokens and all(tokens), "an empty token would let everybody in"
+
+class TokenBook:
+    """The accepted tokens and whose they are."""
+
+    def __init__(self, tokens: Sequence[ClientToken]) -> None:
+        assert all(token.secret for token in tokens), "an empty token would let everybody in"
         self._tokens = tuple(tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def tenant_of(self, metadata: Metadata) -> str | None:
+        """The tenant of a call by its `authorization: Bearer <token>`; None without a good one."""
+        given = b""
+        for key, value in metadata:
+            if key == "authorization":
+                given = value.encode() if isinstance(value, str) else value
+        if given[: len(SCHEME)].lower() != SCHEME:
+            return None
+        secret = given[len(SCHEME) :].strip()
+        # Every token is compared, so that the time tells nothing of which one came close.
+        found = [hmac.compare_digest(secret, token.secret) for token in self._tokens]
+        return self._tokens[found.index(True)].tenant if any(found) else None
+
+
+class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without one of the tokens."""
+
+    def __init__(self, tokens: TokenBook) -> None:
+        self._tokens = tokens
 
     async def intercept_service(
         self,
@@ -28,20 +56,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(OPEN_SERVICES):
             return handler
-        if self._allows(handler_call_details.invocation_metadata or ()):
+        if self._tokens.tenant_of(handler_call_details.invocation_metadata or ()) is not None:
             return handler
         return _refusing(handler)
-
-    def _allows(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
-        given = b""
-        for key, value in metadata:
-            if key == "authorization":
-                given = value.encode() if isinstance(value, str) else value
-        if given[: len(SCHEME)].lower() != SCHEME:
-            return False
-        token = given[len(SCHEME) :].strip()
-        # Every token is compared, so that the time tells nothing of which one came close.
-        return any([hmac.compare_digest(token, known) for known in self._tokens])
 
 
 def _refusing(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:

@@ -13,6 +13,7 @@ from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.admission import Admission, AdmittedRequest
 from scheduler_svc.engine import Engine
 from scheduler_svc.inbox import Abort, StopSequence, Submit
+from scheduler_svc.servicers.auth import TokenBook
 from scheduler_svc.streams import RequestStream
 from scheduler_svc.text.tokenizer import TextModel
 from scheduler_svc.text_pool import TextPool
@@ -32,6 +33,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         text_model: TextModel,
         text_pool: TextPool,
         spec: ModelSpec,
+        tokens: TokenBook,
         *,
         max_streams: int,
         clock: Callable[[], float] = time.monotonic,
@@ -41,6 +43,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         self._text_model = text_model
         self._text_pool = text_pool
         self._spec = spec
+        self._tokens = tokens
         self._max_streams = max_streams
         self._clock = clock
         self._num_streams = 0
@@ -65,7 +68,12 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         try:
             self._admission.check(request)
             prompt_token_ids = await self._prompt_token_ids(request)
-            admitted = self._admission.admit(request, prompt_token_ids)
+            admitted = self._admission.admit(
+                request,
+                prompt_token_ids,
+                tenant=self._tokens.tenant_of(context.invocation_metadata() or ()),
+                deadline_s=context.time_remaining(),
+            )
             await self._stream(admitted, context, arrival_s)
         finally:
             self._num_streams -= 1

@@ -12,8 +12,10 @@ import pytest
 
 from protos.quire.admin.v1 import admin_pb2
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
-from scheduler_svc.config import SecurityConfig
+from scheduler_svc.config import ClientToken, SecurityConfig
+from scheduler_svc.core.messages import NewRequest
 from scheduler_svc.text.tokenizer import TextModel
+from shared.errors import DeadlineExceeded
 from shared.model_spec import ModelSpec
 from tests.api.serving import NOT_SERVING, error_of, request, serving
 
@@ -34,7 +36,7 @@ LIST = inference_pb2.ListModelsRequest()
 async def test_calls_without_a_good_token_are_refused(
     spec: ModelSpec, text_model: TextModel, metadata: Any
 ) -> None:
-    security = SecurityConfig(tokens=(b"one", b"two"))
+    security = SecurityConfig(tokens=(ClientToken(b"one"), ClientToken(b"two", "acme")))
     async with serving(spec, text_model, security=security) as served:
         calls = [
             served.models.ListModels(LIST, metadata=metadata),
@@ -49,13 +51,35 @@ async def test_calls_without_a_good_token_are_refused(
 async def test_each_token_is_good_and_health_needs_none(
     spec: ModelSpec, text_model: TextModel, token: str
 ) -> None:
-    security = SecurityConfig(tokens=(b"one", b"two"))
+    security = SecurityConfig(tokens=(ClientToken(b"one"), ClientToken(b"two", "acme")))
     async with serving(spec, text_model, security=security) as served:
         metadata = (("authorization", f"Bearer {token}"),)
         assert (await served.models.ListModels(LIST, metadata=metadata)).models
         error = await error_of(served.generation.Generate(request(), metadata=metadata))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert await served.status() == NOT_SERVING
+
+
+async def test_a_request_carries_its_tenant_and_deadline_to_the_core(
+    spec: ModelSpec, text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    security = SecurityConfig(tokens=(ClientToken(b"one"), ClientToken(b"two", "acme")))
+    async with serving(spec, text_model, security=security) as served:
+        seen: list[NewRequest] = []
+
+        def refuse(new: NewRequest, now: float) -> None:
+            seen.append(new)
+            raise DeadlineExceeded("too late")
+
+        monkeypatch.setattr(served.server.engine.scheduler, "submit", refuse)
+        for token in ("one", "two"):
+            metadata = (("authorization", f"Bearer {token}"),)
+            call = served.generation.Generate(request(), metadata=metadata, timeout=60)
+            assert (await error_of(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await error_of(served.generation.Generate(request(), metadata=metadata))
+    assert [new.tenant for new in seen] == ["default", "acme", "acme"]
+    assert all(new.deadline_s is not None and 30 < new.deadline_s < 61 for new in seen[:2])
+    assert seen[2].deadline_s is None
 
 
 def certificate(folder: Path, name: str) -> tuple[bytes, bytes]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import parse_config
+from scheduler_svc.config import ClientToken, parse_config
 from scheduler_svc.core.config import PreemptionMode
+from scheduler_svc.core.policy import PolicyKind
 from shared.errors import ConfigError
 
 MODEL = ("--model", "m.gguf")
@@ -43,6 +44,10 @@ def test_the_way_of_preemption_is_a_flag(mode: PreemptionMode) -> None:
         ([*MODEL, "--max-num-seqs", "0"], "at least 1"),
         ([*MODEL, "--max-num-seqs", "many"], "--max-num-seqs"),
         ([*MODEL, "--hang-timeout-s", "nan"], "above 0"),
+        ([*MODEL, "--policy", "lottery"], "fcfs, priority, fair"),
+        ([*MODEL, "--tenant-weight", "a"], "NAME=WEIGHT"),
+        ([*MODEL, "--tenant-weight", "a=0"], "above 0"),
+        ([*MODEL, "--tenant-weight", "stranger=2"], "'stranger'"),
         ([*MODEL, "--preemption", "never"], "recompute, swap, auto"),
         ([*MODEL, "--log-format", "xml"], "text or json"),
         ([*MODEL, "--log-level", "loud"], "debug"),
@@ -88,4 +93,25 @@ def test_plaintext_beyond_loopback_must_be_asked_for() -> None:
 
 def test_tokens_are_the_lines_of_their_file(tmp_path: Path) -> None:
     config = parse_config([*MODEL, "--token-file", file_with(tmp_path, "one\n\n two \n")], {})
-    assert config.security.tokens == (b"one", b"two")
+    assert config.security.tokens == (ClientToken(b"one"), ClientToken(b"two"))
+
+
+def test_a_token_may_name_its_tenant(tmp_path: Path) -> None:
+    tokens = file_with(tmp_path, "plain\nacme:s3cret=\n")
+    flags = [*MODEL, "--token-file", tokens, "--policy", "fair", "--tenant-weight", "acme=2.5"]
+    config = parse_config(flags, {})
+    assert config.security.tokens == (ClientToken(b"plain"), ClientToken(b"s3cret=", "acme"))
+    assert config.core.policy is PolicyKind.FAIR
+    assert config.core.tenant_weights == {"acme": 2.5}
+
+
+@pytest.mark.parametrize("line", ["acme:", ":token", "a b:token", "acme: "])
+def test_a_broken_tenant_line_is_an_error_that_shows_no_secret(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=r"TENANT:TOKEN$"):
+        parse_config([*MODEL, "--token-file", file_with(tmp_path, line)], {})
+
+
+def test_a_target_of_zero_is_none() -> None:
+    assert parse_config(MODEL, {}).core.target_itl_s == 0.1
+    assert parse_config([*MODEL, "--target-itl-ms", "40"], {}).core.target_itl_s == 0.04
+    assert parse_config([*MODEL, "--target-itl-ms", "0"], {}).core.target_itl_s is None

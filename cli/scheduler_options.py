@@ -1,0 +1,18 @@
+"""The scheduler's own options, as `quire serve` passes them on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+PreemptionOption = Annotated[
+    str | None, typer.Option(help="recompute, swap or auto (default), when KV blocks run out")
+]
+PolicyOption = Annotated[
+    str | None, typer.Option(help="who goes first: fcfs, priority (default) or fair")
+]
+TargetItlOption = Annotated[
+    float | None,
+    typer.Option(min=0, help="milliseconds between tokens beside long prompts; 0: no target"),
+]
