@@ -23,7 +23,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-ISA_FLAGS = {"avx2": ("-O3", "-mavx2", "-mfma", "-mf16c"), "portable": ("-O2", "-Wno-psabi")}
+ISA_FLAGS = {"avx2": ("-O3", "-mavx2", "-mfma", "-mf16c"), "portable": ("-O2",)}
 """Compiler flags of each instruction set that the sources have a header for."""
 
 _FLAGS = ("-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")

@@ -89,11 +89,13 @@ enum class Phase : int32_t {
 };
 constexpr int kNumPhases = 9;
 
-// Floats from one row to the next: whole vectors, and an odd number of cache lines, so that a column of
-// rows falls into all sets of the caches and not into a few.
+// Floats from one row to the next: an odd number of cache lines, so that a column of rows falls into all
+// sets of the caches and not into a few. Whole panels too.
 inline int padded(int size) {
-  const int num_panels = (size + kPanel - 1) / kPanel;
-  return (num_panels | 1) * kPanel;
+  constexpr int kLine = 16;
+  static_assert(kLine % kPanel == 0 || kPanel % kLine == 0);
+  constexpr int kUnit = kPanel > kLine ? kPanel : kLine;
+  return ((size + kUnit - 1) / kUnit | 1) * kUnit;
 }
 
 struct Layer {

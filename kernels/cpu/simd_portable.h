@@ -1,13 +1,14 @@
-// Vector operations for any machine, left to the compiler: 8 lanes, no intrinsics.
+// Vector operations for any machine, left to the compiler: 4 lanes, which SSE2 and NEON have; no
+// intrinsics.
 #pragma once
 
 namespace quire::simd {
 
-constexpr int kLanes = 8;
-using Floats = float __attribute__((vector_size(32)));
-using Ints = int32_t __attribute__((vector_size(32)));
-using Shorts = int16_t __attribute__((vector_size(32)));
-using Bytes = uint8_t __attribute__((vector_size(32)));
+constexpr int kLanes = 4;
+using Floats = float __attribute__((vector_size(16)));
+using Ints = int32_t __attribute__((vector_size(16)));
+using Shorts = int16_t __attribute__((vector_size(16)));
+using Bytes = uint8_t __attribute__((vector_size(16)));
 
 inline Floats load(const float* p) {
   Floats v;
@@ -16,7 +17,7 @@ inline Floats load(const float* p) {
 }
 
 inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
-inline Floats splat(float x) { return Floats{x, x, x, x, x, x, x, x}; }
+inline Floats splat(float x) { return Floats{x, x, x, x}; }
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
 inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
@@ -75,7 +76,7 @@ inline Bytes load_bytes(const uint8_t* p) {
 inline Bytes splat_quad(const int8_t* p) {
   int32_t quad;
   std::memcpy(&quad, p, 4);
-  return reinterpret_cast<Bytes>(Ints{quad, quad, quad, quad, quad, quad, quad, quad});
+  return reinterpret_cast<Bytes>(Ints{quad, quad, quad, quad});
 }
 
 inline Bytes low_nibbles(Bytes v) { return v & 15; }
