@@ -27,6 +27,6 @@ ENV PATH=/opt/venv/bin:$PATH \
 WORKDIR /app
 USER 10001:10001
 EXPOSE 50051 50053
-HEALTHCHECK --interval=3s --timeout=5s --start-period=120s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=120s --retries=3 \
     CMD ["python", "check_scheduler.py"]
 ENTRYPOINT ["python", "-m", "scheduler_svc"]

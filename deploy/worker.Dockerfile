@@ -27,7 +27,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp
 WORKDIR /app
 COPY deploy/check_worker.py /app/
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
     CMD ["python", "check_worker.py"]
 ENTRYPOINT ["python", "-m", "worker_svc"]
 
