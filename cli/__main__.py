@@ -9,6 +9,7 @@ import typer
 from cli.bench import bench
 from cli.chat import chat
 from cli.errors import CommandError
+from cli.explain import explain
 from cli.generate import generate
 from cli.models import models
 from cli.serve import serve
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (serve, chat, generate, models, bench):
+for command in (serve, chat, generate, models, explain, bench):
     app.command()(command)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -17,11 +17,12 @@ HEALTH_TIMEOUT_S = 2.0
 
 
 @contextlib.asynccontextmanager
-async def start(setup: Setup) -> AsyncIterator[Send]:
+async def start(setup: Setup, options: Sequence[str] = ()) -> AsyncIterator[Send]:
+    """`options` go to `quire serve` as they are."""
     address = f"127.0.0.1:{free_port()}"
     command: list[str | Path] = [sys.executable, "-m", "cli", "serve", "--model", setup.model]
     command += ["--listen", address, "--admin-listen", f"127.0.0.1:{free_port()}"]
-    command += ["--threads", str(setup.threads)]
+    command += ["--threads", str(setup.threads), *options]
     async with (
         process(command, setup.log) as child,
         grpc.aio.insecure_channel(address) as channel,

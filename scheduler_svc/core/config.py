@@ -51,6 +51,10 @@ class SchedulerConfig:
     """Who goes first."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Under PolicyKind.FAIR: shares of tenants; one that isn't named has 1."""
+    max_story_events: int = 64
+    """Events kept of what happened to one request; older ones make room."""
+    max_finished_stories: int = 1000
+    """Ended requests whose events are kept."""
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
 
     def __post_init__(self) -> None:
@@ -60,10 +64,12 @@ class SchedulerConfig:
             "max_waiting",
             "max_waiting_tokens",
             "max_replica_losses",
+            "max_story_events",
         ):
             assert getattr(self, name) >= 1, f"{name} must be at least 1"
         assert self.no_replica_grace_s >= 0
         assert self.priority_ageing_s >= 0
+        assert self.max_finished_stories >= 0
         assert self.target_itl_s is None or self.target_itl_s > 0
         assert all(weight > 0 for weight in self.tenant_weights.values())
         assert 0 <= self.reserve_fraction < 1

@@ -26,6 +26,7 @@ from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Ints
 from scheduler_svc.core.step_cost import StepWork, attention_of
 from scheduler_svc.core.step_draft import NO_ROWS, StepDraft
+from scheduler_svc.core.story import Stories
 from scheduler_svc.core.table_growth import TableGrowth
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.plan import SequenceStart, StepPlan
@@ -52,6 +53,7 @@ class StepPlanner:
         waiting: WaitingQueue,
         config: SchedulerConfig,
         counters: Counters,
+        stories: Stories,
     ) -> None:
         """`replicas` are all members, `replica` included."""
         self.started: list[tuple[Sequence, int]] = []
@@ -61,6 +63,7 @@ class StepPlanner:
         self._waiting = waiting
         self._config = config
         self._counters = counters
+        self._stories = stories
         self._draft = StepDraft(replica.last_step + 1)
         self._token_budget = replica.token_budget
         self._time_budget_s: float | None = None
@@ -70,7 +73,12 @@ class StepPlanner:
     def plan(self) -> StepPlan | None:
         """The plan, entered as in flight; None when there is nothing to do."""
         growth = TableGrowth(
-            self._replica, self._waiting, self._config, self._counters, self._draft
+            self._replica,
+            self._waiting,
+            self._config,
+            self._counters,
+            self._draft,
+            self._stories,
         )
         self._decodes = growth.decode_rows()
         self._token_budget -= self._decodes.size
@@ -101,9 +109,23 @@ class StepPlanner:
         self._token_budget -= num_new
         self._chunk_attention += attention_of(depth, num_new)
         self._draft.compute(seq.row, depth + num_new, num_new, samples=num_new == remaining)
+        self._note_chunk(seq, num_new, is_last=num_new == remaining)
         if depth + num_new >= seq.num_prompt_tokens - 1:
             # All that siblings can share; its last token may come by the way of decodes.
             self._waiting.release_held(seq.request)
+
+    def _note_chunk(self, seq: Sequence, num_new: int, *, is_last: bool) -> None:
+        """The story tells of a prompt's chunks once, when the last one is planned."""
+        sizes = seq.chunk_sizes
+        if sizes or not is_last:
+            sizes.append(num_new)
+        if sizes and is_last:
+            self._stories.note(
+                seq,
+                f"computes {sum(sizes)} tokens in {len(sizes)} chunks of {min(sizes)} to "
+                f"{max(sizes)}, the last in step {self._draft.record.step}",
+            )
+            sizes.clear()
 
     @property
     def _has_budget(self) -> bool:
@@ -165,6 +187,11 @@ class StepPlanner:
             self._start(seq, match)
             self._draft.swap_in(host_blocks, seq.block_table[: len(host_blocks)])
             self._draft.record.host_blocks.append(host_blocks)
+            self._stories.note(
+                seq,
+                f"resumes on replica {replica.id} in step {self._draft.record.step}: "
+                f"{len(host_blocks)} blocks come back from the host",
+            )
         return True
 
     def _start_waiting(self) -> None:
@@ -185,17 +212,37 @@ class StepPlanner:
             if match is None or self._will_be_led(seq, match):
                 continue
             if not placement.is_best_here(seq, len(seq.token_ids) - match.num_tokens):
+                if seq.num_deferrals == 1:
+                    text = f"replica {replica.id} leaves it to another, where it costs less time"
+                    self._stories.note(seq, text)
                 continue
             if not replica.kv.can_start(seq, match, self._reserve):
-                replica.blocked = (seq, replica.kv.pool.num_free)
+                self._block(seq, match)
                 return
             self._waiting.start(seq, len(seq.token_ids) - match.num_tokens)
+            self._stories.note(
+                seq,
+                f"runs on replica {replica.id} from step {self._draft.record.step}: "
+                f"{match.num_tokens} of {len(seq.token_ids)} tokens cached",
+            )
             self._counters.prefix_lookup_tokens += len(seq.token_ids)
             self._counters.prefix_hit_tokens += match.num_tokens
             if not seq.request.is_started:
                 seq.request.is_started = True
                 self.started.append((seq, match.num_tokens))
             self._start(seq, match)
+
+    def _block(self, seq: Sequence, match: PrefixMatch) -> None:
+        """`seq` waits for blocks here, and what is behind it with it."""
+        replica = self._replica
+        if replica.blocked is None or replica.blocked[0] is not seq:
+            num_needed = replica.kv.num_blocks_for(len(seq.token_ids)) - len(match.blocks)
+            self._stories.note(
+                seq,
+                f"waits for blocks on replica {replica.id}: {num_needed} and a reserve of "
+                f"{self._reserve} are needed, {replica.kv.pool.num_free} are free",
+            )
+        replica.blocked = (seq, replica.kv.pool.num_free)
 
     def _is_still_blocked(self, seq: Sequence) -> bool:
         """Whether blocks were too few for `seq` before and no more are free now: spares the look

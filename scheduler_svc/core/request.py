@@ -79,6 +79,8 @@ class Sequence:
     """Digests of the leading blocks, as far as they were needed."""
     digest_block_size: int = 0
     num_preemptions: int = 0
+    chunk_sizes: list[int] = field(default_factory=list)
+    """While its prompt is computed in several steps: the tokens of each."""
     num_deferrals: int = 0
     """How often a replica left it to another one since it began to wait."""
     leaders: dict[ReplicaId, tuple[Sequence, int]] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from scheduler_svc.core.replica import MAX_PLANS_IN_FLIGHT, Replica
 from scheduler_svc.core.request import Request, Sequence, make_request
 from scheduler_svc.core.results import Ending, apply_tokens, check_result, failed_sequences
 from scheduler_svc.core.states import SequenceState
+from scheduler_svc.core.story import Stories, Story
 from scheduler_svc.core.views import ReplicaView, RequestView, view_replica, view_request
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.errors import AlreadyExists
@@ -57,7 +58,7 @@ class Scheduler:
         self._waiting = WaitingQueue(self._policy)
         self._deadlines = Deadlines()
         self._num_arrivals = 0
-        self._last_now = 0.0
+        self._stories = Stories(config.max_story_events, config.max_finished_stories)
         self._without_replica_since: float | None = None
 
     # -- requests -----------------------------------------------------------------------------
@@ -69,7 +70,7 @@ class Scheduler:
         InvalidArgument for what no replica could ever run, ResourceExhausted beyond a queue limit,
         DeadlineExceeded for what can't start in time.
         """
-        self._last_now = now
+        self._stories.now = now
         if request.request_id in self._requests:
             raise AlreadyExists(f"a request with id {request.request_id!r} is live")
         check_new_request(request, self._usable(), self._waiting, self._config)
@@ -84,11 +85,13 @@ class Scheduler:
         self._requests[entry.id] = entry
         self._waiting.add_request(entry)
         self._deadlines.add(entry, self._usable())
+        self._stories.begin(entry, self._describe(entry))
 
     def abort(self, request_id: RequestId) -> None:
         """Nothing more comes for this request; an unknown id is ignored."""
         request = self._requests.get(request_id)
         if request is not None:
+            self._stories.tell(request, "aborted: nobody waits for it any more")
             self._end_request(request)
 
     def finish_sequence(
@@ -132,6 +135,7 @@ class Scheduler:
                 events.append(self._fail(request, FailureKind.REPLICA_LOST_TOO_OFTEN, message))
             else:
                 self.counters.recoveries += 1
+                self._stories.tell(request, f"replica {replica} was lost: it waits to go on")
                 events.append(RequestRecovered(request.id))
         return events + self._replicas_changed()
 
@@ -146,6 +150,7 @@ class Scheduler:
             else:
                 num_tokens = len(seq.token_ids)
             if any(other.can_ever_hold(num_tokens) for other in self._usable()):
+                self._stories.note(seq, f"leaves replica {replica}, which drains, and waits")
                 self._return_to_waiting(draining, seq)
         return self._replicas_changed()
 
@@ -162,18 +167,25 @@ class Scheduler:
         """The worker is at `at_step` and did not apply the plans after it: they are void, and
         what runs there waits again. The next plan gives everything whole, on that base."""
         for seq in self._replicas[replica].void(at_step):
+            text = f"replica {replica} stands at step {at_step} and starts over: it waits"
+            self._stories.note(seq, text)
             self._waiting.add(seq)
 
     # -- steps --------------------------------------------------------------------------------
 
     def schedule(self, replica: ReplicaId, now: float) -> tuple[StepPlan | None, list[Event]]:
         """The next plan for a replica; None when there is nothing to do or two are in flight."""
-        self._last_now = now
+        self._stories.now = now
         target = self._replicas[replica]
         if len(target.in_flight) >= MAX_PLANS_IN_FLIGHT:
             return None, []
         planner = StepPlanner(
-            target, list(self._replicas.values()), self._waiting, self._config, self.counters
+            target,
+            list(self._replicas.values()),
+            self._waiting,
+            self._config,
+            self.counters,
+            self._stories,
         )
         plan = planner.plan()
         for seq, num_cached_tokens in planner.started:
@@ -186,7 +198,7 @@ class Scheduler:
     def apply_result(self, replica: ReplicaId, result: StepResult, now: float) -> list[Event]:
         """A plan is back. Raises ProtocolError, with nothing changed, when the result does not
         answer the oldest plan in flight completely."""
-        self._last_now = now
+        self._stories.now = now
         source = self._replicas[replica]
         record, token_ids = check_result(source, result)
         source.in_flight.popleft()
@@ -209,7 +221,7 @@ class Scheduler:
 
     def tick(self, now: float) -> list[Event]:
         """What is due by time alone: queue timeouts, and the end of the grace without a replica."""
-        self._last_now = now
+        self._stories.now = now
         events: list[Event] = []
         while (request := self._deadlines.pop_due(self._usable(), now)) is not None:
             events.append(self._fail_late(request, now))
@@ -249,6 +261,10 @@ class Scheduler:
         the iterator is in use."""
         return (view_request(request, self._replicas) for request in self._requests.values())
 
+    def story(self, request_id: RequestId) -> Story | None:
+        """What happened to a request that lives or ended not long ago; None for others."""
+        return self._stories.find(request_id)
+
     def flush_prefix_cache(self) -> int:
         """Forget all cached prefixes; gives how many blocks were cached."""
         return sum(replica.kv.index.clear() for replica in self._replicas.values())
@@ -260,6 +276,8 @@ class Scheduler:
     # -- endings ------------------------------------------------------------------------------
 
     def _finish(self, ending: Ending) -> SequenceFinished:
+        text = f"finished by {ending.reason.name} after {ending.num_output_tokens} tokens"
+        self._stories.note(ending.seq, text)
         self._end_sequence(ending.seq)
         return self._finished(ending)
 
@@ -279,11 +297,13 @@ class Scheduler:
         """End a sequence that could have gone on; None if it has ended already."""
         if seq.state is SequenceState.FINISHED:
             return None
+        self._stories.note(seq, f"finished by {reason.name}")
         self._end_sequence(seq)
         num_output_tokens = len(seq.token_ids) - seq.num_prompt_tokens
         return self._finished(Ending(seq, reason, None, num_output_tokens))
 
     def _fail(self, request: Request, kind: FailureKind, message: str) -> RequestFailed:
+        self._stories.tell(request, f"failed ({kind.value}): {message}")
         self._end_request(request)
         return RequestFailed(request.id, kind, message)
 
@@ -311,6 +331,16 @@ class Scheduler:
         self._policy.charge(self._policy.lane(seq.request.new.tenant), num_output_tokens)
         if seq.request.is_finished:
             del self._requests[seq.request.id]
+            self._stories.end(seq.request)
+
+    def _describe(self, request: Request) -> str:
+        new = request.new
+        num_before = self._waiting.num_before(request.sequences[0])
+        return (
+            f"submitted by {new.tenant}: {request.num_prompt_tokens} prompt tokens, up to "
+            f"{new.max_tokens} more, {new.num_sequences} choice(s), priority {new.priority}; "
+            f"{num_before} wait before it"
+        )
 
     # -- moves --------------------------------------------------------------------------------
 
@@ -346,7 +376,7 @@ class Scheduler:
             self._without_replica_since = None
             return self._fail_stranded()
         if self._without_replica_since is None:
-            self._without_replica_since = self._last_now
+            self._without_replica_since = self._stories.now
         return [] if self._config.no_replica_grace_s > 0 else self._fail_stranded()
 
     def _stranded(self) -> Iterator[Request]:

@@ -12,6 +12,7 @@ from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Bools, Ints
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.step_draft import StepDraft
+from scheduler_svc.core.story import Stories
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
 
@@ -27,12 +28,14 @@ class TableGrowth:
         config: SchedulerConfig,
         counters: Counters,
         draft: StepDraft,
+        stories: Stories,
     ) -> None:
         self._replica = replica
         self._waiting = waiting
         self._config = config
         self._counters = counters
         self._draft = draft
+        self._stories = stories
         self._num_stalled = 0
         self._has_preempted = False
 
@@ -84,11 +87,11 @@ class TableGrowth:
             if victim is None:
                 return False
             decoding[victim.row] = False
-            self._preempt(victim)
+            self._preempt(victim, seq)
         return True
 
-    def _preempt(self, victim: Sequence) -> None:
-        """Take the blocks of `victim`, by copying or dropping their content."""
+    def _preempt(self, victim: Sequence, winner: Sequence) -> None:
+        """Take the blocks of `victim` for `winner`, by copying or dropping their content."""
         table = self._replica.table
         row = victim.row
         # Tokens sampled in flight are drawn again later, so their slots are of no use.
@@ -96,7 +99,15 @@ class TableGrowth:
         victim.num_preemptions += 1
         self._counters.preemptions += 1
         self._has_preempted = True
-        if should_swap(self._replica, self._config.preemption_mode, num_tokens):
+        is_swap = should_swap(self._replica, self._config.preemption_mode, num_tokens)
+        how = "swapped to the host" if is_swap else "dropped, to be computed again"
+        self._stories.note(
+            victim,
+            f"preempted on replica {self._replica.id} in step {self._draft.record.step}: its "
+            f"blocks go to {winner.request.id}; {num_tokens} tokens are {how}",
+        )
+        victim.chunk_sizes.clear()
+        if is_swap:
             self._swap_out(victim, num_tokens)
         else:
             self._replica.leave(victim, SequenceState.WAITING)

@@ -54,13 +54,15 @@ class WaitingQueue:
             taken[name] += 1
         return first
 
+    def num_before(self, seq: Sequence) -> int:
+        """How many sequences wait before `seq` in its lane."""
+        return bisect_left(self._lanes.get(self._lane_of(seq), []), (seq.key,))
+
     def num_tokens_before(self, seq: Sequence) -> int:
         """About how many prompt tokens wait before `seq` in its lane, where it needn't be yet."""
-        lane = self._lanes.get(self._lane_of(seq), [])
-        if not lane:
+        if not len(self):
             return 0
-        share = bisect_left(lane, (seq.key,)) / len(lane)
-        return int(share * self.num_tokens * len(lane) / len(self))
+        return self.num_before(seq) * self.num_tokens // len(self)
 
     def add_request(self, request: Request) -> None:
         """A new request: its first sequence in order, the others held."""

@@ -10,6 +10,7 @@ from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.views import ReplicaView, RequestView
 from scheduler_svc.engine import Engine
+from shared.errors import NotFound
 from shared.ids import RequestId
 
 
@@ -77,6 +78,26 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Each live request, in order of arrival."""
         views = self._engine.scheduler.live_requests()
         return admin_pb2.ListRequestsResponse(requests=[_live_request(view) for view in views])
+
+    async def ExplainRequest(  # noqa: N802
+        self, request: admin_pb2.ExplainRequestRequest, _context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ExplainRequestResponse:
+        """What happened to a request; NotFound when it is unknown."""
+        story = self._engine.scheduler.story(RequestId(request.request_id))
+        if story is None:
+            raise NotFound(f"no request named {request.request_id!r} is known")
+        return admin_pb2.ExplainRequestResponse(
+            is_live=story.is_live,
+            num_dropped_events=story.num_dropped,
+            events=[
+                admin_pb2.StoryEvent(
+                    after_s=event.at_s - story.submitted_s,
+                    sequence_index=event.sequence_index,
+                    text=event.text,
+                )
+                for event in story.events
+            ],
+        )
 
     async def CancelRequest(  # noqa: N802
         self, request: admin_pb2.CancelRequestRequest, _context: grpc.aio.ServicerContext

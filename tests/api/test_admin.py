@@ -95,3 +95,22 @@ async def test_requests_and_workers_are_steered_by_name(
             )
     assert cancelled.finished.reason == inference_pb2.FINISH_REASON_CANCELLED
     assert no_request.code() is no_worker.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_request_is_explained_while_it_lives_and_after(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    async with serving(spec, text_model) as served, joined(served.worker()):
+        await served.wait_status(SERVING)
+        await answer(served, request(request_id="mine"))
+        story = await served.admin.ExplainRequest(
+            admin_pb2.ExplainRequestRequest(request_id="mine")
+        )
+        unknown = await error_of(
+            served.admin.ExplainRequest(admin_pb2.ExplainRequestRequest(request_id="other"))
+        )
+    assert (story.is_live, story.num_dropped_events) == (False, 0)
+    assert [event.text.split()[0] for event in story.events] == ["submitted", "runs", "finished"]
+    assert story.events[0].after_s == 0 < story.events[-1].after_s
+    assert not story.events[0].HasField("sequence_index")
+    assert unknown.code() is grpc.StatusCode.NOT_FOUND

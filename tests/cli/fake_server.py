@@ -83,6 +83,20 @@ class FakeServer(
             context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name!r} is served")
         return inference_pb2.GetModelResponse(model=MODEL)
 
+    def ExplainRequest(  # noqa: N802
+        self, request: admin_pb2.ExplainRequestRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ExplainRequestResponse:
+        if request.request_id != "r1":
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no request named {request.request_id!r}")
+        return admin_pb2.ExplainRequestResponse(
+            is_live=True,
+            num_dropped_events=2,
+            events=[
+                admin_pb2.StoryEvent(after_s=0.25, text="runs"),
+                admin_pb2.StoryEvent(after_s=1.5, sequence_index=1, text="preempted"),
+            ],
+        )
+
     def GetEngineState(  # noqa: N802
         self, request: admin_pb2.GetEngineStateRequest, context: grpc.ServicerContext
     ) -> admin_pb2.GetEngineStateResponse:

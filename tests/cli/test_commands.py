@@ -134,3 +134,20 @@ def test_bench_measures_exactly_the_requests_asked_for(
     assert figures["scheduler"]["share"] == pytest.approx(0.05)
     for label in ("tokens/s", "time to first token", "between tokens", "p50", "p99", "scheduling"):
         assert label in ended.out
+
+
+def test_explain_tells_the_story_of_a_request(server: FakeServer, quire: Quire) -> None:
+    ended = quire("explain", "r1", "--admin", server.address)
+    assert ended.code == 0
+    assert ended.out.splitlines() == [
+        "(2 earlier events were not kept)",
+        "    +0.250 s  runs",
+        "    +1.500 s  [1] preempted",
+        "It has not ended.",
+    ]
+
+
+def test_explain_of_an_unknown_request_is_one_sentence(server: FakeServer, quire: Quire) -> None:
+    ended = quire("explain", "r2", "--admin", server.address)
+    assert ended.code != 0
+    assert "r2" in ended.err

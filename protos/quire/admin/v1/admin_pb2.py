@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/quire/admin/v1/admin.proto\x12\x0equire.admin.v1\"\x17\n\x15GetEngineStateRequest\"\x9a\x02\n\x16GetEngineStateResponse\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x03 \x01(\r\x12.\n\x08replicas\x18\x04 \x03(\x0b\x32\x1c.quire.admin.v1.ReplicaState\x12\x18\n\x10\x61\x64mission_paused\x18\x05 \x01(\x08\x12\x46\n\x08\x63ounters\x18\x06 \x03(\x0b\x32\x34.quire.admin.v1.GetEngineStateResponse.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd5\x01\n\x0cReplicaState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x04 \x01(\r\x12\x13\n\x0bnum_running\x18\x05 \x01(\r\x12\x1b\n\x13num_steps_in_flight\x18\x06 \x01(\r\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x12\n\nschedule_s\x18\x08 \x01(\x01\x12\x11\n\texecute_s\x18\t \x01(\x01\"\x14\n\x12ListWorkersRequest\">\n\x13ListWorkersResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.quire.admin.v1.Worker\"}\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.quire.admin.v1.WorkerState\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x15\n\rload_fraction\x18\x04 \x01(\x02\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\"\x15\n\x13ListRequestsRequest\"E\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.quire.admin.v1.LiveRequest\"\x7f\n\x0bLiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"*\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x17\n\x15\x43\x61ncelRequestResponse\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse\"\x17\n\x15PauseAdmissionRequest\"\x18\n\x16PauseAdmissionResponse\"\x18\n\x16ResumeAdmissionRequest\"\x19\n\x17ResumeAdmissionResponse\"\x19\n\x17\x46lushPrefixCacheRequest\".\n\x18\x46lushPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r*x\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_LOADING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x32\x84\x06\n\x0c\x41\x64minService\x12_\n\x0eGetEngineState\x12%.quire.admin.v1.GetEngineStateRequest\x1a&.quire.admin.v1.GetEngineStateResponse\x12V\n\x0bListWorkers\x12\".quire.admin.v1.ListWorkersRequest\x1a#.quire.admin.v1.ListWorkersResponse\x12Y\n\x0cListRequests\x12#.quire.admin.v1.ListRequestsRequest\x1a$.quire.admin.v1.ListRequestsResponse\x12\\\n\rCancelRequest\x12$.quire.admin.v1.CancelRequestRequest\x1a%.quire.admin.v1.CancelRequestResponse\x12V\n\x0b\x44rainWorker\x12\".quire.admin.v1.DrainWorkerRequest\x1a#.quire.admin.v1.DrainWorkerResponse\x12_\n\x0ePauseAdmission\x12%.quire.admin.v1.PauseAdmissionRequest\x1a&.quire.admin.v1.PauseAdmissionResponse\x12\x62\n\x0fResumeAdmission\x12&.quire.admin.v1.ResumeAdmissionRequest\x1a\'.quire.admin.v1.ResumeAdmissionResponse\x12\x65\n\x10\x46lushPrefixCache\x12\'.quire.admin.v1.FlushPrefixCacheRequest\x1a(.quire.admin.v1.FlushPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/quire/admin/v1/admin.proto\x12\x0equire.admin.v1\"\x17\n\x15GetEngineStateRequest\"\x9a\x02\n\x16GetEngineStateResponse\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x03 \x01(\r\x12.\n\x08replicas\x18\x04 \x03(\x0b\x32\x1c.quire.admin.v1.ReplicaState\x12\x18\n\x10\x61\x64mission_paused\x18\x05 \x01(\x08\x12\x46\n\x08\x63ounters\x18\x06 \x03(\x0b\x32\x34.quire.admin.v1.GetEngineStateResponse.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd5\x01\n\x0cReplicaState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x04 \x01(\r\x12\x13\n\x0bnum_running\x18\x05 \x01(\r\x12\x1b\n\x13num_steps_in_flight\x18\x06 \x01(\r\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x12\n\nschedule_s\x18\x08 \x01(\x01\x12\x11\n\texecute_s\x18\t \x01(\x01\"\x14\n\x12ListWorkersRequest\">\n\x13ListWorkersResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.quire.admin.v1.Worker\"}\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.quire.admin.v1.WorkerState\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x15\n\rload_fraction\x18\x04 \x01(\x02\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\"\x15\n\x13ListRequestsRequest\"E\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.quire.admin.v1.LiveRequest\"\x7f\n\x0bLiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"q\n\x16\x45xplainRequestResponse\x12\x0f\n\x07is_live\x18\x01 \x01(\x08\x12\x1a\n\x12num_dropped_events\x18\x02 \x01(\x04\x12*\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x1a.quire.admin.v1.StoryEvent\"[\n\nStoryEvent\x12\x0f\n\x07\x61\x66ter_s\x18\x01 \x01(\x01\x12\x1b\n\x0esequence_index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x03 \x01(\tB\x11\n\x0f_sequence_index\"*\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x17\n\x15\x43\x61ncelRequestResponse\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse\"\x17\n\x15PauseAdmissionRequest\"\x18\n\x16PauseAdmissionResponse\"\x18\n\x16ResumeAdmissionRequest\"\x19\n\x17ResumeAdmissionResponse\"\x19\n\x17\x46lushPrefixCacheRequest\".\n\x18\x46lushPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r*x\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_LOADING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x32\xe5\x06\n\x0c\x41\x64minService\x12_\n\x0eGetEngineState\x12%.quire.admin.v1.GetEngineStateRequest\x1a&.quire.admin.v1.GetEngineStateResponse\x12V\n\x0bListWorkers\x12\".quire.admin.v1.ListWorkersRequest\x1a#.quire.admin.v1.ListWorkersResponse\x12Y\n\x0cListRequests\x12#.quire.admin.v1.ListRequestsRequest\x1a$.quire.admin.v1.ListRequestsResponse\x12_\n\x0e\x45xplainRequest\x12%.quire.admin.v1.ExplainRequestRequest\x1a&.quire.admin.v1.ExplainRequestResponse\x12\\\n\rCancelRequest\x12$.quire.admin.v1.CancelRequestRequest\x1a%.quire.admin.v1.CancelRequestResponse\x12V\n\x0b\x44rainWorker\x12\".quire.admin.v1.DrainWorkerRequest\x1a#.quire.admin.v1.DrainWorkerResponse\x12_\n\x0ePauseAdmission\x12%.quire.admin.v1.PauseAdmissionRequest\x1a&.quire.admin.v1.PauseAdmissionResponse\x12\x62\n\x0fResumeAdmission\x12&.quire.admin.v1.ResumeAdmissionRequest\x1a\'.quire.admin.v1.ResumeAdmissionResponse\x12\x65\n\x10\x46lushPrefixCache\x12\'.quire.admin.v1.FlushPrefixCacheRequest\x1a(.quire.admin.v1.FlushPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETENGINESTATERESPONSE_COUNTERSENTRY']._loaded_options = None
   _globals['_GETENGINESTATERESPONSE_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERSTATE']._serialized_start=1327
-  _globals['_WORKERSTATE']._serialized_end=1447
+  _globals['_WORKERSTATE']._serialized_start=1580
+  _globals['_WORKERSTATE']._serialized_end=1700
   _globals['_GETENGINESTATEREQUEST']._serialized_start=53
   _globals['_GETENGINESTATEREQUEST']._serialized_end=76
   _globals['_GETENGINESTATERESPONSE']._serialized_start=79
@@ -55,26 +55,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTREQUESTSRESPONSE']._serialized_end=884
   _globals['_LIVEREQUEST']._serialized_start=886
   _globals['_LIVEREQUEST']._serialized_end=1013
-  _globals['_CANCELREQUESTREQUEST']._serialized_start=1015
-  _globals['_CANCELREQUESTREQUEST']._serialized_end=1057
-  _globals['_CANCELREQUESTRESPONSE']._serialized_start=1059
-  _globals['_CANCELREQUESTRESPONSE']._serialized_end=1082
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1084
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1123
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1125
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1146
-  _globals['_PAUSEADMISSIONREQUEST']._serialized_start=1148
-  _globals['_PAUSEADMISSIONREQUEST']._serialized_end=1171
-  _globals['_PAUSEADMISSIONRESPONSE']._serialized_start=1173
-  _globals['_PAUSEADMISSIONRESPONSE']._serialized_end=1197
-  _globals['_RESUMEADMISSIONREQUEST']._serialized_start=1199
-  _globals['_RESUMEADMISSIONREQUEST']._serialized_end=1223
-  _globals['_RESUMEADMISSIONRESPONSE']._serialized_start=1225
-  _globals['_RESUMEADMISSIONRESPONSE']._serialized_end=1250
-  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=1252
-  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=1277
-  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=1279
-  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=1325
-  _globals['_ADMINSERVICE']._serialized_start=1450
-  _globals['_ADMINSERVICE']._serialized_end=2222
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1015
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1058
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1060
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1173
+  _globals['_STORYEVENT']._serialized_start=1175
+  _globals['_STORYEVENT']._serialized_end=1266
+  _globals['_CANCELREQUESTREQUEST']._serialized_start=1268
+  _globals['_CANCELREQUESTREQUEST']._serialized_end=1310
+  _globals['_CANCELREQUESTRESPONSE']._serialized_start=1312
+  _globals['_CANCELREQUESTRESPONSE']._serialized_end=1335
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1337
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1376
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1378
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1399
+  _globals['_PAUSEADMISSIONREQUEST']._serialized_start=1401
+  _globals['_PAUSEADMISSIONREQUEST']._serialized_end=1424
+  _globals['_PAUSEADMISSIONRESPONSE']._serialized_start=1426
+  _globals['_PAUSEADMISSIONRESPONSE']._serialized_end=1450
+  _globals['_RESUMEADMISSIONREQUEST']._serialized_start=1452
+  _globals['_RESUMEADMISSIONREQUEST']._serialized_end=1476
+  _globals['_RESUMEADMISSIONRESPONSE']._serialized_start=1478
+  _globals['_RESUMEADMISSIONRESPONSE']._serialized_end=1503
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=1505
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=1530
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=1532
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=1578
+  _globals['_ADMINSERVICE']._serialized_start=1703
+  _globals['_ADMINSERVICE']._serialized_end=2572
 # @@protoc_insertion_point(module_scope)

@@ -115,6 +115,32 @@ class LiveRequest(_message.Message):
     num_preemptions: int
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainRequestResponse(_message.Message):
+    __slots__ = ("is_live", "num_dropped_events", "events")
+    IS_LIVE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    is_live: bool
+    num_dropped_events: int
+    events: _containers.RepeatedCompositeFieldContainer[StoryEvent]
+    def __init__(self, is_live: _Optional[bool] = ..., num_dropped_events: _Optional[int] = ..., events: _Optional[_Iterable[_Union[StoryEvent, _Mapping]]] = ...) -> None: ...
+
+class StoryEvent(_message.Message):
+    __slots__ = ("after_s", "sequence_index", "text")
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    after_s: float
+    sequence_index: int
+    text: str
+    def __init__(self, after_s: _Optional[float] = ..., sequence_index: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
 class CancelRequestRequest(_message.Message):
     __slots__ = ("request_id",)
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

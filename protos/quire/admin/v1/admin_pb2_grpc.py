@@ -50,6 +50,11 @@ class AdminServiceStub:
                 request_serializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/quire.admin.v1.AdminService/ExplainRequest',
+                request_serializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
         self.CancelRequest = channel.unary_unary(
                 '/quire.admin.v1.AdminService/CancelRequest',
                 request_serializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.CancelRequestRequest.SerializeToString,
@@ -97,6 +102,13 @@ class AdminServiceServicer:
 
     def ListRequests(self, request, context):
         """ListRequests gives each live request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """ExplainRequest tells what happened to a request that lives or ended not long ago.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +166,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListRequests,
                     request_deserializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
                     response_serializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
             ),
             'CancelRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelRequest,
@@ -263,6 +280,33 @@ class AdminService:
             '/quire.admin.v1.AdminService/ListRequests',
             protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
             protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.admin.v1.AdminService/ExplainRequest',
+            protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+            protos_dot_quire_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,
