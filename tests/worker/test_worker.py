@@ -132,7 +132,7 @@ def test_it_beats_while_it_loads(
     """FIELD-FAILURES 3: a worker that never gets ready is told from one that is dead."""
     from worker_svc import worker as module
 
-    original, go_on = module.load_engine, threading.Event()
+    original, go_on = module.load_engine, threading.Event()  # type: ignore[attr-defined]
 
     def slow(spec, config, device, progress):  # type: ignore[no-untyped-def]
         progress(0.5)
