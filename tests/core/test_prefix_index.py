@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import hashlib
 
-from scheduler_svc.core.prefix_index import BlockHasher, PrefixIndex, token_bytes
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_svc.core.prefix_index import BlockHasher, Parent, PrefixIndex, token_bytes
 
 A, B = token_bytes([1, 2]), token_bytes([3, 4])
 
@@ -97,3 +101,74 @@ def test_removing_a_block_without_entry_is_nothing() -> None:
 def test_token_ids_beyond_32_bits_are_no_tokens() -> None:
     with pytest.raises(OverflowError):
         token_bytes([1 << 32])
+
+
+class IndexWorld:
+    """Sequences of one-token blocks that publish, and whose blocks are taken again."""
+
+    def __init__(self, num_digests: int) -> None:
+        self.num_digests = num_digests
+        self.index = PrefixIndex(6)
+        self.content: dict[int, str] = {}
+        """What a published block holds: all tokens up to its own."""
+
+    def digest(self, prefix: str) -> bytes:
+        number = int.from_bytes(hashlib.sha256(prefix.encode()).digest()[:4])
+        return bytes([number % self.num_digests]) if self.num_digests else prefix.encode()
+
+    def take(self, block: int) -> None:
+        self.index.remove(block)
+        self.content.pop(block, None)
+
+    def run(self, text: str, blocks: list[int]) -> None:
+        """A sequence computes `text` into `blocks`, publishes them in order, and leaves."""
+        cursor: Parent = b""
+        for block in blocks[: len(text)]:
+            self.take(block)
+        for number, block in zip(range(len(text)), blocks, strict=False):
+            prefix = text[: number + 1]
+            entry = self.index.publish(block, self.digest(prefix), cursor, text[number].encode())
+            self.content = {b: held for b, held in self.content.items() if b in self.index}
+            if entry.block == block:
+                self.content[block] = prefix
+            cursor = entry
+        self.index.release(cursor)
+
+    def walk(self, text: str) -> list[int]:
+        """The blocks of the longest published prefix of `text`."""
+        blocks: list[int] = []
+        parent: Parent = b""
+        for number, token in enumerate(text):
+            entry = self.index.find(self.digest(text[: number + 1]), parent, token.encode())
+            if entry is None or entry.block is None:
+                break
+            blocks.append(entry.block)
+            parent = entry
+        return blocks
+
+
+TEXTS = st.text("ab", min_size=1, max_size=4)
+ACTIONS = st.lists(st.tuples(TEXTS, st.permutations(range(6)), st.booleans()), max_size=12)
+
+
+@settings(derandomize=True, deadline=None)
+@given(ACTIONS, TEXTS, st.sampled_from((0, 1, 2, 5)))
+def test_whatever_was_published_and_taken_only_the_same_prefix_is_found(
+    actions: list[tuple[str, list[int], bool]], text: str, num_digests: int
+) -> None:
+    """FIELD-FAILURES, part 1: a hash collision hands over another request's KV. With few digests
+    there are misses; with one for each prefix (0) all that is there is found."""
+    world = IndexWorld(num_digests)
+    for words, blocks, is_run in actions:
+        if is_run:
+            world.run(words, blocks)
+        else:
+            world.take(blocks[0])
+        found = world.walk(text)
+        assert [world.content[block] for block in found] == [
+            text[: number + 1] for number in range(len(found))
+        ]
+        if num_digests == 0 and len(found) < len(text):
+            assert text[: len(found) + 1] not in world.content.values()
+    world.index.clear()
+    assert world.index.entries() == []

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core.messages import FailureKind, FinishReason
+from scheduler_svc.core.sequence_table import TAIL_TOKENS
 from shared.errors import ProtocolError
 from shared.ids import RequestId
 from shared.plan import SequenceFailure, StepResult
@@ -83,6 +84,20 @@ def test_a_failure_of_one_choice_fails_its_request() -> None:
     assert driver.failed == {"a": FailureKind.SEQUENCE_FAILED}
     driver.run()
     assert not driver.ends
+
+
+def test_a_long_answer_comes_whole_and_is_known_after_its_end() -> None:
+    driver = Driver()
+    driver.join()
+    num_tokens = 2 * TAIL_TOKENS + 3
+    driver.submit(request := make_request("long", 5, num_tokens))
+    driver.run()
+    driver.check_answer(request)
+    history = [*request.prompt_token_ids, *driver.tokens["long", 0]]
+    driver.submit(make_request("next", history, 1))
+    driver.run()
+    num_blocks = (len(history) - 1) // BLOCK_SIZE
+    assert driver.started["next"].num_cached_tokens == num_blocks * BLOCK_SIZE
 
 
 def test_cancel_deadline_and_end_in_one_step_free_once() -> None:

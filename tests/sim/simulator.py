@@ -29,6 +29,7 @@ from shared.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, 
 from shared.ids import ReplicaId, RequestId
 from shared.plan import StepPlan, StepResult
 from shared.sampling import SamplingParams
+from tests.sim.ledger import BlockLedger
 from tests.sim.model import NUM_TOKEN_IDS, answer
 from tests.sim.worker import SimWorker
 
@@ -55,6 +56,7 @@ class Link:
     plans: deque[StepPlan] = field(default_factory=deque)
     results: deque[StepResult] = field(default_factory=deque)
     is_draining: bool = False
+    ledger: BlockLedger = field(default_factory=lambda: BlockLedger(BLOCK_SIZE))
 
 
 class Simulator:
@@ -102,6 +104,7 @@ class Simulator:
             (self._submit, 12),
             (self._pass_time, 4),
             (self._abort, 2),
+            (self._cancel, 1),
             (self._stop, 1),
             (self._join, 1),
             (self._lose, 0.7 * self._chaos),
@@ -161,6 +164,7 @@ class Simulator:
             deadline_s=rng.choice((None, None, 4.0)),
             tenant=rng.choice(("default", "default", "heavy")),
             cache_salt=rng.choice((b"", b"", b"x")),
+            bypass_prefix_cache=rng.random() < 0.1,
         )
         try:
             self.scheduler.submit(request, self.now)
@@ -178,12 +182,25 @@ class Simulator:
             self.scheduler.abort(request_id)
             self._count("abort")
 
+    def _cancel(self) -> None:
+        """The operator ends a request: each of its streams that is open hears of it."""
+        if not self.streams:
+            return
+        request_id = self.rng.choice(list(self.streams))
+        ends = {end.sequence_index: end for end in self.scheduler.cancel(request_id)}
+        for index, stream in enumerate(self.streams.pop(request_id)):
+            assert (index in ends) == stream.is_open
+            if stream.is_open:
+                assert ends[index].num_output_tokens == len(stream.received)
+        self._count("cancel")
+
     def _stop(self) -> None:
         """A stop string is found in some stream's text."""
         for request_id, streams in self.streams.items():
             for index, stream in enumerate(streams):
                 if stream.is_open and stream.received:
-                    self.scheduler.finish_sequence(request_id, index)
+                    end = self.scheduler.finish_sequence(request_id, index)
+                    assert end is not None and end.num_output_tokens == len(stream.received)
                     self._close(request_id, stream)
                     self._count("stop")
                     return
@@ -241,6 +258,7 @@ class Simulator:
             view = next(v for v in self.scheduler.replicas() if v.replica == replica)
             assert plan.num_tokens <= self.config.max_num_batched_tokens, "over the budget"
             assert view.num_running <= self.config.max_num_seqs
+            self.links[replica].ledger.sent(plan)
             self.links[replica].plans.append(plan)
             assert len(self.links[replica].plans) + len(self.links[replica].results) <= 2
             for op in plan.cache_ops:
@@ -265,6 +283,7 @@ class Simulator:
             return
         link = self.links[replica]
         if link.results:
+            link.ledger.answered()
             result = link.results.popleft()
             self._take(self.scheduler.apply_result(replica, result, self.now))
         if link.is_draining and self.scheduler.is_drained(replica):
@@ -311,9 +330,11 @@ class Simulator:
             return
         link = self.links[replica]
         while link.results:
+            link.ledger.answered()
             result = link.results.popleft()
             self._take(self.scheduler.apply_result(replica, result, self.now))
         link.plans.clear()
+        link.ledger.void()
         self.scheduler.reset_replica(replica, link.worker.step)
         self._count("reset")
 
