@@ -15,11 +15,11 @@ PACKAGES := shared protos scheduler_svc worker_svc kernels cli bench deploy test
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model native proto lint test demo bench clean
+.PHONY: help setup model native proto lint test demo sim nightly bench bench-scheduler clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' \
-	  | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	  | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
 
 setup: $(VENV)/.stamp ## Make .venv with everything pinned (a second run does nothing)
 
@@ -54,6 +54,17 @@ lint: $(VENV)/.stamp ## ruff, mypy and buf
 test: setup model lint native ## Everything that must hold: lint and all tests
 	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest --durations=8
 
+# SEEDS worlds from SEED on; SEED=S SEEDS=1 replays one that failed.
+SEEDS ?= 100
+SEED ?= 0
+EVENTS ?= 500
+
+sim: $(VENV)/.stamp ## Run SEEDS seeds of the scheduler's simulator, on all cores
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED) --events $(EVENTS)
+
+nightly: ## What takes too long for make test: 2,000 seeds of 500 events
+	$(MAKE) sim SEEDS=2000 EVENTS=500
+
 demo: setup model native ## Start a server, ask a question, stream the answer, stop the server
 	@echo "Question: $(QUESTION)"
 	@$(BIN)/quire serve --model "$(MODEL)" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 -- \
@@ -64,6 +75,10 @@ bench: setup model native ## Load a server with 1 and 8 clients; figures to benc
 	$(BIN)/quire serve --model "$(MODEL)" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 -- \
 	  bash -c 'for clients in 1 8; do $(BIN)/quire bench --clients $$clients --requests $$((clients * 4)) \
 	  --prompt-words 50 --max-tokens 64 --json bench/results/closed-$$clients.json || exit 1; done'
+
+bench-scheduler: $(VENV)/.stamp ## Cost of scheduling a decode step of 256 and 1,024 sequences
+	for running in 256 1024; do $(BIN)/python -m bench.scheduler --running $$running \
+	  --waiting 100000 --json bench/results/scheduler-$$running.json || exit 1; done
 
 clean: ## Remove what the targets above made here (the model stays)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results

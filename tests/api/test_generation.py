@@ -76,6 +76,8 @@ async def test_a_repeated_prompt_reports_cached_tokens(
         first = await answer(served, request(prompt, cache_salt="a"))
         again = await answer(served, request(prompt, cache_salt="a"))
         other = await answer(served, request(prompt, cache_salt="b"))
+        bypass = await answer(served, request(prompt, cache_salt="a", bypass_prefix_cache=True))
+    assert bypass.started.num_cached_tokens == 0
     assert first.started.num_cached_tokens == other.started.num_cached_tokens == 0
     assert again.started.num_cached_tokens == again.finished.usage.num_cached_tokens == 32
     assert first.token_ids == again.token_ids == other.token_ids

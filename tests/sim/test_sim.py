@@ -16,7 +16,7 @@ def test_a_random_world_keeps_every_promise(seed: int) -> None:
     """FIELD-FAILURES, part 1: a sequence scheduled and preempted in the same step stays in the
     plan; one appears twice; the budget is exceeded (fuzz).
 
-    Replay: make sim SEED=seed SEEDS=1 EVENTS=300
+    Replay: `make sim SEED=S SEEDS=1 EVENTS=300`
     """
     Simulator(seed).run(NUM_EVENTS)
 
