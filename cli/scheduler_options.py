@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,4 +16,8 @@ PolicyOption = Annotated[
 TargetItlOption = Annotated[
     float | None,
     typer.Option(min=0, help="milliseconds between tokens beside long prompts; 0: no target"),
+]
+RecordOption = Annotated[
+    Path | None,
+    typer.Option(help="write what the scheduler does, prompts included, to this new file"),
 ]

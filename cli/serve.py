@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
-from cli.scheduler_options import PolicyOption, PreemptionOption, TargetItlOption
+from cli.scheduler_options import PolicyOption, PreemptionOption, RecordOption, TargetItlOption
 from cli.supervisor import Fleet, Supervisor
 from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 
@@ -82,6 +82,7 @@ def serve(
     preemption: PreemptionOption = None,
     policy: PolicyOption = None,
     target_itl_ms: TargetItlOption = None,
+    record: RecordOption = None,
     shutdown_grace_s: Annotated[
         float, typer.Option(min=0, help="seconds that streams may take at the end")
     ] = 30.0,
@@ -107,6 +108,7 @@ def serve(
             preemption=preemption,
             policy=policy,
             target_itl_ms=target_itl_ms,
+            record=record,
             shutdown_grace_s=shutdown_grace_s,
         )
         worker = _flags(

@@ -76,6 +76,8 @@ class SchedulerServiceConfig:
     admin_listen: str = "127.0.0.1:50052"
     max_streams: int = 4096
     """Generate calls open at once; further ones get RESOURCE_EXHAUSTED."""
+    record: Path | None = None
+    """A new file for all that goes into the core, prompts included; None records nothing."""
     shutdown_grace_s: float = 30.0
     """How long open streams may go on after SIGTERM."""
     log_level: str = "info"
@@ -177,6 +179,7 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
         1000 * (_CORE.target_itl_s or 0),
         "milliseconds between tokens that prompts beside may bring about; 0: no target",
     ),
+    ("--record", Path, None, "write what goes into the core, prompts included, to this new file"),
     ("--max-streams", _positive_int, 4096, "Generate calls open at once"),
     ("--heartbeat-interval-ms", _positive_int, 500, "milliseconds between heartbeats"),
     (
@@ -226,6 +229,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
         shutdown_grace_s=args.shutdown_grace_s,
         log_level=_log_level(args.log_level),
         log_format=_log_format(args.log_format),
+        record=args.record,
         security=security,
         workers=WorkerPlaneConfig(
             endpoint=args.worker_endpoint,

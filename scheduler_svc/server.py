@@ -18,6 +18,7 @@ from scheduler_svc.admission import Admission
 from scheduler_svc.config import SchedulerServiceConfig, SecurityConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
+from scheduler_svc.recorder import Record, RecordingScheduler
 from scheduler_svc.servicers.admin import AdminServicer
 from scheduler_svc.servicers.auth import AuthInterceptor, TokenBook
 from scheduler_svc.servicers.errors import ErrorInterceptor
@@ -68,6 +69,7 @@ class SchedulerServer:
         """Binds the worker plane; ConfigError when that fails."""
         self._config = config
         now = time.monotonic()
+        self._record = None if config.record is None else Record(config.record)
         self._link = RouterLink(
             config.workers.endpoint,
             secret=config.workers.secret,
@@ -82,8 +84,7 @@ class SchedulerServer:
             now=now,
         )
         self.engine = Engine(
-            # Without the key nobody can tell which prompts share a block hash.
-            Scheduler(config.core, hash_key=os.urandom(32)),
+            self._make_scheduler(),
             registry,
             self._link,
         )
@@ -107,6 +108,13 @@ class SchedulerServer:
         self.worker_endpoint = self._link.endpoint
         self.address = config.listen
         self.admin_address = config.admin_listen
+
+    def _make_scheduler(self) -> Scheduler:
+        # Without the key nobody can tell which prompts share a block hash.
+        hash_key = os.urandom(32)
+        if self._record is None:
+            return Scheduler(self._config.core, hash_key)
+        return RecordingScheduler(self._config.core, hash_key, self._record)
 
     async def start(self) -> None:
         """Opens the ports and starts the engine; ConfigError when a port can't be had."""
@@ -165,6 +173,8 @@ class SchedulerServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._text_pool.close()
         self._link.close()
+        if self._record is not None:
+            self._record.close()
 
     async def _wait_workers_left(self) -> None:
         deadline_s = time.monotonic() + WORKER_LEAVE_S

@@ -1,0 +1,145 @@
+"""A record of random worlds comes to the very same plans; a changed one does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.config import parse_config
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.messages import NewRequest
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.recorder import INPUTS, Record, RecordingScheduler
+from scheduler_svc.replay import BrokenRecord, PlanDiffers, main, replay
+from scheduler_svc.value_json import from_json, to_json
+from shared.errors import ConfigError
+from tests.core.driver import Driver, make_request
+from tests.sim.simulator import Simulator
+
+
+def record_of(path: Path, seed: int, num_events: int = 250) -> list[bytes]:
+    """What a simulated world puts into its scheduler, and the plans it gets."""
+    simulator = Simulator(seed)
+    record = Record(path)
+    # The simulator's first replica has joined before: it goes into the record anew.
+    capacities = [
+        (name, replica.capacity) for name, replica in simulator.scheduler._replicas.items()
+    ]
+    simulator.scheduler = RecordingScheduler(simulator.config, b"another key", record)
+    for name, capacity in capacities:
+        simulator.scheduler.replica_joined(name, capacity)
+    simulator.run(num_events)
+    record.close()
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_world_is_replayed_plan_by_plan(seed: int, tmp_path: Path) -> None:
+    lines = record_of(tmp_path / "record", seed)
+    done = replay(lines)
+    num_plans = sum(line.startswith(b'["plan"') for line in lines)
+    assert done.num_plans == num_plans > 5
+    assert done.num_events == len(lines) - num_plans - 1
+    done.scheduler.check_invariants()
+
+
+def driven(path: Path) -> list[bytes]:
+    """A small record of three requests."""
+    record = Record(path)
+    driver = Driver()
+    driver.scheduler = RecordingScheduler(SchedulerConfig(), b"key", record)
+    driver.join()
+    for number in range(3):
+        driver.submit(make_request(f"r{number}", 20 + number, 5))
+    driver.run()
+    record.close()
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_another_decision_is_found_at_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = driven(tmp_path / "record")
+    number = next(n for n, line in enumerate(lines, 1) if line.startswith(b'["plan"'))
+    with pytest.raises(PlanDiffers, match=f"line {number}:"):
+        replay([*lines[: number - 1], b'["plan","00"]\n', *lines[number:]])
+    monkeypatch.setattr("scheduler_svc.core.planner.ADMISSION_WINDOW", 1)
+    with pytest.raises(PlanDiffers, match=f"line {number}:"):
+        replay(lines)
+
+
+def test_a_plan_that_was_not_made_then_is_found(tmp_path: Path) -> None:
+    lines = [line for line in driven(tmp_path / "record") if not line.startswith(b'["plan"')]
+    with pytest.raises(PlanDiffers):
+        replay(lines)
+
+
+def test_a_record_cut_off_by_a_crash_is_replayed_to_its_end(tmp_path: Path) -> None:
+    lines = driven(tmp_path / "record")
+    half = lines[: len(lines) // 2]
+    half[-1] = half[-1][: len(half[-1]) // 2]
+    assert replay(half).num_events > 0
+
+
+@pytest.mark.parametrize(
+    "line", [b"nonsense\n", b"{}\n", b'["fly"]\n', b'["tick"]\n', b'["submit",3,4]\n']
+)
+def test_what_no_recorder_wrote_is_told_by_line(line: bytes, tmp_path: Path) -> None:
+    lines = driven(tmp_path / "record")
+    with pytest.raises(BrokenRecord, match="line 2"):
+        replay([lines[0], line])
+    with pytest.raises(BrokenRecord, match="line 1"):
+        replay([line])
+
+
+def test_every_method_that_changes_the_scheduler_is_recorded() -> None:
+    """A new event of the core must come into the record too."""
+    queries = {"check_invariants", "is_drained", "live_requests", "next_tick", "replicas", "story"}
+    methods = {
+        name
+        for name, member in vars(Scheduler).items()
+        if callable(member) and not name.startswith("_")
+    }
+    assert methods - queries == set(INPUTS)
+    assert set(INPUTS) <= vars(RecordingScheduler).keys()
+
+
+def test_a_full_record_ends_and_the_scheduler_goes_on(tmp_path: Path) -> None:
+    record = Record(tmp_path / "record", max_bytes=900)
+    driver = Driver()
+    driver.scheduler = RecordingScheduler(SchedulerConfig(), b"key", record)
+    driver.join()
+    driver.submit(request := make_request("a", 20, 5))
+    driver.run()
+    driver.check_answer(request)
+    data = (tmp_path / "record").read_bytes()
+    assert len(data) <= 900 and data.endswith(b"\n")
+
+
+def test_a_record_never_overwrites_and_is_its_owners_alone(tmp_path: Path) -> None:
+    Record(tmp_path / "record").close()
+    assert (tmp_path / "record").stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="--record"):
+        Record(tmp_path / "record")
+
+
+def test_values_come_back_from_json() -> None:
+    request = make_request("a", 3, eos=[5, 2], salt=b"\x00x", deadline_s=1.5, num_sequences=2)
+    assert from_json(NewRequest, json.loads(json.dumps(to_json(request)))) == request
+    config = parse_config(["--model", "m", "--policy", "fair"], {}).core
+    assert from_json(SchedulerConfig, json.loads(json.dumps(to_json(config)))) == config
+    with pytest.raises(TypeError):
+        to_json(object())
+
+
+def test_the_command_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = driven(tmp_path / "record")
+    assert main([str(tmp_path / "record"), "--story", "r1"]) == 0
+    out = capsys.readouterr().out
+    assert "all the same" in out and "finished by MAX_TOKENS after 5 tokens" in out
+    assert main([str(tmp_path / "record"), "--story", "nobody"]) == 2
+    (tmp_path / "changed").write_bytes(b"".join(lines[:-1]) + b'["plan","00"]\n')
+    assert main([str(tmp_path / "changed")]) == 1
+    assert main([str(tmp_path / "missing")]) == 2
