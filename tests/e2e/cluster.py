@@ -164,7 +164,7 @@ class Cluster:
             return sum(worker.state == admin_pb2.WORKER_STATE_READY for worker in workers)
         return -1
 
-    def generate(self, request: inference_pb2.GenerateRequest, timeout_s: float = 90.0) -> Answer:
+    def generate(self, request: inference_pb2.GenerateRequest, timeout_s: float = 300.0) -> Answer:
         """Streams one answer to its end. Raises grpc.RpcError."""
         answer = Answer()
         for response in self.stub.Generate(request, timeout=timeout_s):
@@ -185,7 +185,7 @@ class Cluster:
         answers = [Answer() for _ in requests]
 
         def stream(answer: Answer, request: inference_pb2.GenerateRequest) -> None:
-            for response in self.stub.Generate(request, timeout=90.0):
+            for response in self.stub.Generate(request, timeout=300.0):
                 answer.add(response)
 
         with ThreadPoolExecutor(len(requests)) as pool:

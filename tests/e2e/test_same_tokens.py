@@ -24,6 +24,10 @@ Continuations = dict[str, Continuation]
 FEW = ("one letter", "python", "chinese", "emoji", "chat turns", "two thousand tokens")
 BLOCK_SIZE = 16
 
+pytestmark = pytest.mark.timeout(
+    400
+)  # thousands of tokens in float32, on a machine that may be busy
+
 
 @pytest.fixture(scope="session")
 def oracle(model_path: Path) -> LlamaForCausalLM:
