@@ -257,7 +257,20 @@ void Decoder::compute_logits(const Step& step) {
 
 }  // namespace quire
 
-// The library's interface. Exceptions do not cross it: the only ones here are those of allocations.
+// The library's interface. Exceptions do not cross it; the only ones here are those of allocations.
+namespace {
+
+template <class Body>
+int32_t guarded(const Body& body) {
+  try {
+    return static_cast<int32_t>(body());
+  } catch (...) {
+    return static_cast<int32_t>(quire::Error::kOutOfMemory);
+  }
+}
+
+}  // namespace
+
 extern "C" {
 
 quire::Decoder* quire_create(const quire::Config* config) {
@@ -274,23 +287,27 @@ int32_t quire_num_lanes() { return quire::simd::kLanes; }
 
 int32_t quire_set_matrix(quire::Decoder* decoder, int32_t layer, int32_t name, int32_t format,
                          const void* data, int32_t num_rows, int32_t num_columns) {
-  try {
+  return guarded([&] {
     decoder->set_matrix(layer, static_cast<quire::MatrixName>(name), static_cast<quire::Format>(format),
                         static_cast<const uint8_t*>(data), num_rows, num_columns);
-    return static_cast<int32_t>(quire::Error::kNone);
-  } catch (...) {
-    return static_cast<int32_t>(quire::Error::kOutOfMemory);
-  }
+    return quire::Error::kNone;
+  });
 }
 
-void quire_set_vector(quire::Decoder* decoder, int32_t layer, int32_t name, const float* data,
-                      int32_t size) {
-  decoder->set_vector(layer, static_cast<quire::VectorName>(name), data, size);
+int32_t quire_set_vector(quire::Decoder* decoder, int32_t layer, int32_t name, const float* data,
+                         int32_t size) {
+  return guarded([&] {
+    decoder->set_vector(layer, static_cast<quire::VectorName>(name), data, size);
+    return quire::Error::kNone;
+  });
 }
 
-void quire_set_bias(quire::Decoder* decoder, int32_t layer, int32_t name, const float* data,
-                    int32_t size) {
-  decoder->set_bias(layer, static_cast<quire::MatrixName>(name), data, size);
+int32_t quire_set_bias(quire::Decoder* decoder, int32_t layer, int32_t name, const float* data,
+                       int32_t size) {
+  return guarded([&] {
+    decoder->set_bias(layer, static_cast<quire::MatrixName>(name), data, size);
+    return quire::Error::kNone;
+  });
 }
 
 void quire_set_embedding(quire::Decoder* decoder, int32_t format, const void* data) {
@@ -298,11 +315,7 @@ void quire_set_embedding(quire::Decoder* decoder, int32_t format, const void* da
 }
 
 int32_t quire_forward(quire::Decoder* decoder, const quire::Step* step) {
-  try {
-    return static_cast<int32_t>(decoder->forward(*step));
-  } catch (...) {
-    return static_cast<int32_t>(quire::Error::kOutOfMemory);
-  }
+  return guarded([&] { return decoder->forward(*step); });
 }
 
 // Seconds spent in each phase since the decoder was made.

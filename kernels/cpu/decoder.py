@@ -235,8 +235,10 @@ class NativeDecoder:
             bias = getattr(layer, field + "_bias")
             if bias is not None:
                 values = _floats(bias, shapes[name][0])
-                self._library.quire_set_bias(
-                    self._handle, index, name, values.data_ptr(), shapes[name][0]
+                self._raise_on(
+                    self._library.quire_set_bias(
+                        self._handle, index, name, values.data_ptr(), shapes[name][0]
+                    )
                 )
 
     def _set_matrix(
@@ -252,7 +254,9 @@ class NativeDecoder:
 
     def _set_vector(self, layer: int, name: VectorName, vector: torch.Tensor, size: int) -> None:
         values = _floats(vector, size)
-        self._library.quire_set_vector(self._handle, layer, name, values.data_ptr(), size)
+        self._raise_on(
+            self._library.quire_set_vector(self._handle, layer, name, values.data_ptr(), size)
+        )
 
     def _raise_on(self, code: int) -> None:
         if code:

@@ -65,11 +65,15 @@ static void check_dots() {
 }
 
 static void check_rounding() {
-  const float values[kLanes] = {0.5f, 1.5f, -0.5f, -1.5f, 126.5f, -126.6f, 2.4f, 0.0f};
-  const int wanted[kLanes] = {0, 2, 0, -2, 126, -127, 2, 0};
-  int8_t bytes[kLanes];
-  store_bytes(bytes, round_to_ints(load(values)));
-  for (int i = 0; i < kLanes; ++i) expect(bytes[i] == wanted[i], "round_to_ints", values[i]);
+  const float values[] = {0.5f, 1.5f, -0.5f, -1.5f, 126.5f, -126.6f, 2.4f, 0.0f};
+  const int wanted[] = {0, 2, 0, -2, 126, -127, 2, 0};
+  for (int i = 0; i < 8; ++i) {
+    int8_t bytes[kLanes];
+    store_bytes(bytes, round_to_ints(splat(values[i])));
+    for (int lane = 0; lane < kLanes; ++lane) {
+      expect(bytes[lane] == wanted[i], "round_to_ints", values[i]);
+    }
+  }
 }
 
 int main() {
