@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.messages import TokensStep
 from scheduler_svc.core.planner import MIN_CHUNK_TOKENS
+from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.sequence_table import SequenceTable
 from shared.plan import StepPlan
 from tests.core.driver import R1, Driver, make_request
 
@@ -202,3 +205,31 @@ def test_no_more_sequences_run_than_the_replica_takes() -> None:
     assert (driver.scheduler.num_running, driver.scheduler.num_waiting) == (3, 6)
     driver.run()
     assert len(driver.ends) == 9
+
+
+def test_a_step_that_only_decodes_touches_no_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    driver.join()
+    for name in "abcdef":
+        driver.submit(make_request(name, 17, 40))
+    driver.step()
+    driver.step()
+
+    def untouched(self: SequenceTable, row: int) -> Sequence:
+        raise AssertionError("a sequence is touched")
+
+    def none_of_them(self: SequenceTable, rows: list[int]) -> list[Sequence]:
+        assert not rows, "a sequence is touched"
+        return []
+
+    monkeypatch.setattr(SequenceTable, "sequence", untouched)
+    monkeypatch.setattr(SequenceTable, "sequences", none_of_them)
+    names = []
+    for _ in range(8):  # 19 to 27 tokens: none comes to the end of its block
+        plan, _ = driver.scheduler.schedule(R1, driver.now)
+        assert plan is not None and len(plan.decode_handles) == 6
+        result = driver.workers[R1].apply(plan)
+        [tokens] = driver.scheduler.apply_result(R1, result, driver.now)
+        assert isinstance(tokens, TokensStep)
+        names.append(tokens.sequences)
+    assert all(sequences is names[0] for sequences in names), "names are gathered anew"
