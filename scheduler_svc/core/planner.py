@@ -35,8 +35,8 @@ ADMISSION_WINDOW = 256
 """How many waiting sequences one step looks at."""
 HEADROOM = 0.9
 """Part of the target between tokens that is planned for: expectations miss by some percent."""
-MIN_PREFILL_SHARE = 0.25
-"""Where decodes alone miss the target, prompts may still add this part of their time."""
+MIN_PREFILL_SHARE = 1.0
+"""Where decodes alone come near the target or miss it, prompts may add this part of their time."""
 MIN_CHUNK_TOKENS = 16
 """A step with prompt work does at least so much of it, whatever the target."""
 LEARNING_INTERVAL = 16
