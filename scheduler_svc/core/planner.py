@@ -91,6 +91,8 @@ class StepPlanner:
 
     def _continue_prefills(self) -> None:
         table = self._replica.table
+        if self._decodes.size == table.num_active:
+            return
         sequences = table.sequences(table.prefilling())
         for seq in sorted(sequences, key=lambda seq: seq.key):
             if not self._has_budget:
