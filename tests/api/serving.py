@@ -79,6 +79,7 @@ async def serving(
     security: SecurityConfig | None = None,
     max_streams: int = 100,
     core: SchedulerConfig | None = None,
+    record: Path | None = None,
     **worker_plane: Any,
 ) -> AsyncIterator[Served]:
     """A started server on free ports; closed at the end."""
@@ -90,6 +91,7 @@ async def serving(
             max_streams=max_streams,
             security=security or SecurityConfig(),
             core=core or SchedulerConfig(),
+            record=record,
             workers=replace(
                 WorkerPlaneConfig(
                     endpoint=f"ipc://{Path(folder) / 'workers.sock'}", heartbeat_interval_s=0.2

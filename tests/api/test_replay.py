@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from protos.quire.admin.v1 import admin_pb2
 from scheduler_svc.config import parse_config
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.messages import NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recorder import INPUTS, Record, RecordingScheduler
 from scheduler_svc.replay import BrokenRecord, PlanDiffers, main, replay
+from scheduler_svc.text.tokenizer import TextModel
 from scheduler_svc.value_json import from_json, to_json
 from shared.errors import ConfigError
+from shared.ids import RequestId
+from shared.model_spec import ModelSpec
+from tests.api.fake_worker import joined
+from tests.api.serving import SERVING, answer, opened, request, serving
 from tests.core.driver import Driver, make_request
 from tests.sim.simulator import Simulator
 
@@ -143,3 +149,21 @@ def test_the_command_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "changed").write_bytes(b"".join(lines[:-1]) + b'["plan","00"]\n')
     assert main([str(tmp_path / "changed")]) == 1
     assert main([str(tmp_path / "missing")]) == 2
+
+
+async def test_a_served_record_is_replayed(
+    spec: ModelSpec, text_model: TextModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "record"
+    async with serving(spec, text_model, record=path) as served, joined(served.worker()):
+        await served.wait_status(SERVING)
+        for name in ("one", "two"):
+            await answer(served, request("x" * 40, request_id=name))
+        stream = await opened(served, request(request_id="three", max_tokens=200))
+        stream.cancel()
+        await served.wait_idle()
+        await served.admin.FlushPrefixCache(admin_pb2.FlushPrefixCacheRequest())
+    done = replay(path.read_bytes().splitlines(keepends=True))
+    assert done.num_plans > 10
+    story = done.scheduler.story(RequestId("three"))
+    assert story is not None and story.events[-1].text.startswith("aborted")
