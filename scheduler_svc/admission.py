@@ -13,7 +13,10 @@ from scheduler_svc.core.messages import DEFAULT_TENANT, NewRequest
 from shared.errors import InvalidArgument, NotFound
 from shared.ids import RequestId
 from shared.model_spec import ModelSpec
-from shared.sampling import SamplingParams
+from shared.sampling import BeamParams, EarlyStopping, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+"""What a beam search has in place of sampling parameters: it draws nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,9 @@ class Limits:
     max_temperature: float = 100.0
     max_choices: int = 16
     max_first_choice: int = 1 << 20
+    max_beam_width: int = 16
+    max_length_penalty: float = 4.0
+    """Length penalties lie in [-max_length_penalty, max_length_penalty]."""
     max_priority: int = 100
     """Priorities lie in [-max_priority, max_priority]."""
 
@@ -81,6 +87,8 @@ class Admission:
         self._check_sampling(_resolved_sampling(message.sampling))
         self._check_choices(message.sampling)
         self._check_stopping(message.stopping)
+        if message.HasField("beam"):
+            self._check_beam(message)
 
     def admit(
         self,
@@ -103,15 +111,17 @@ class Admission:
         asked = stopping.max_tokens if stopping.HasField("max_tokens") else None
         max_tokens = room if asked is None else min(asked, room)
         eos_token_ids = () if stopping.ignore_eos else self._spec.eos_token_ids
+        beam = _resolved_beam(message.beam) if message.HasField("beam") else None
         request = NewRequest(
             request_id=RequestId(message.request_id or secrets.token_hex(16)),
             prompt_token_ids=tuple(prompt_token_ids),
-            sampling=_resolved_sampling(message.sampling),
+            sampling=_resolved_sampling(message.sampling) if beam is None else GREEDY,
             max_tokens=max_tokens,
             eos_token_ids=frozenset(eos_token_ids),
             stop_token_ids=frozenset(stopping.stop_token_ids),
-            num_sequences=message.sampling.n if message.sampling.HasField("n") else 1,
+            num_sequences=(message.sampling.n or 1) if beam is None else beam.num_return,
             first_choice=message.sampling.first_choice,
+            beam=beam,
             priority=message.priority,
             queue_timeout_s=message.queue_timeout_ms / 1000 or None,
             deadline_s=deadline_s,
@@ -187,9 +197,24 @@ class Admission:
     def _check_choices(self, sampling: inference_pb2.SamplingParams) -> None:
         limits = self._limits
         if sampling.HasField("n"):
-            _require_range("n", sampling.n, f"[1, {limits.max_choices}]", 1, limits.max_choices)
+            _require_field("sampling.n", sampling.n, 1, limits.max_choices)
         most = limits.max_first_choice
-        _require_range("first_choice", sampling.first_choice, f"[0, {most}]", 0, most)
+        _require_field("sampling.first_choice", sampling.first_choice, 0, most)
+
+    def _check_beam(self, message: inference_pb2.GenerateRequest) -> None:
+        limits, beam = self._limits, message.beam
+        _require_field("beam.width", beam.width, 2, limits.max_beam_width)
+        if beam.HasField("num_return"):
+            _require_field("beam.num_return", beam.num_return, 1, beam.width)
+        penalty, most = beam.length_penalty, limits.max_length_penalty
+        _require_field("beam.length_penalty", penalty, -most, most)
+        if beam.early_stopping not in inference_pb2.EarlyStopping.values():
+            raise InvalidArgument("beam.early_stopping", f"{beam.early_stopping} is unknown")
+        if message.stopping.stop_strings:
+            raise InvalidArgument("stopping.stop_strings", "a beam search takes none")
+        num_ends = len(message.stopping.stop_token_ids) + len(self._spec.eos_token_ids)
+        if beam.width + num_ends > self._spec.vocab_size:
+            raise InvalidArgument("beam.width", "the vocabulary is too small for so many beams")
 
     def _check_stopping(self, stopping: inference_pb2.StoppingParams) -> None:
         limits = self._limits
@@ -208,6 +233,11 @@ class Admission:
 def _require_range(name: str, value: float, range_text: str, lowest: float, highest: float) -> None:
     if not lowest <= value <= highest:
         raise InvalidArgument(f"sampling.{name}", f"{value:g} is not in {range_text}")
+
+
+def _require_field(field: str, value: float, lowest: float, highest: float) -> None:
+    if not lowest <= value <= highest:
+        raise InvalidArgument(field, f"{value:g} is not in [{lowest:g}, {highest:g}]")
 
 
 def _check_bytes(field: str, text: str, limit: int) -> None:
@@ -231,4 +261,15 @@ def _resolved_sampling(message: inference_pb2.SamplingParams) -> SamplingParams:
         top_p=message.top_p if has("top_p") else defaults.top_p,
         min_p=message.min_p if has("min_p") else defaults.min_p,
         seed=message.seed if has("seed") else int.from_bytes(os.urandom(8)),
+    )
+
+
+def _resolved_beam(message: inference_pb2.BeamParams) -> BeamParams:
+    defaults = BeamParams(message.width)
+    has = message.HasField
+    return BeamParams(
+        width=message.width,
+        length_penalty=message.length_penalty if has("length_penalty") else defaults.length_penalty,
+        early_stopping=EarlyStopping(message.early_stopping or defaults.early_stopping.value),
+        num_return=message.num_return if has("num_return") else defaults.num_return,
     )

@@ -17,6 +17,7 @@ from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.admission import AdmittedRequest
 from scheduler_svc.core.messages import (
     FinishReason,
+    NewRequest,
     RequestEvent,
     RequestFailed,
     RequestRecovered,
@@ -27,6 +28,7 @@ from scheduler_svc.core.messages import (
 from scheduler_svc.failures import error_of_failure
 from scheduler_svc.text.detokenizer import SequenceText
 from shared.errors import QuireError
+from shared.sampling import BeamParams
 
 MAX_DELTA_TOKENS = 4096
 """Tokens merged into one Delta; keeps a message far below gRPC's 4 MiB."""
@@ -138,23 +140,17 @@ class RequestStream:
         self._started_s = event.started_s
         self._num_cached_tokens = event.num_cached_tokens
         request = self._admitted.request
-        sampling = request.sampling
         started = inference_pb2.Started(
             request_id=request.request_id,
             model=self._model_name,
-            sampling=inference_pb2.SamplingParams(
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                seed=sampling.seed,
-                n=request.num_sequences,
-                first_choice=request.first_choice,
-            ),
             max_tokens=request.max_tokens,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_cached_tokens=event.num_cached_tokens,
         )
+        if request.beam is None:
+            started.sampling.CopyFrom(_sampling_in_force(request))
+        else:
+            started.beam.CopyFrom(_beam_in_force(request.beam))
         self._buffer.append(inference_pb2.GenerateResponse(started=started))
 
     def _append(self, event: TokensAppended, now: float) -> None:
@@ -199,6 +195,7 @@ class RequestStream:
                 total_s=now - self._arrival_s,
                 num_preemptions=event.num_preemptions,
             ),
+            beam_score=event.beam_score,
         )
         self._buffer.append(inference_pb2.GenerateResponse(sequence_index=index, finished=finished))
 
@@ -223,3 +220,25 @@ class RequestStream:
         delta.token_ids.extend(token_ids)
         delta.texts.append(text)
         sequence.num_tokens += len(token_ids)
+
+
+def _sampling_in_force(request: NewRequest) -> inference_pb2.SamplingParams:
+    sampling = request.sampling
+    return inference_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        n=request.num_sequences,
+        first_choice=request.first_choice,
+    )
+
+
+def _beam_in_force(beam: BeamParams) -> inference_pb2.BeamParams:
+    return inference_pb2.BeamParams(
+        width=beam.width,
+        length_penalty=beam.length_penalty,
+        early_stopping=inference_pb2.EarlyStopping.Name(beam.early_stopping.value),
+        num_return=beam.num_return,
+    )

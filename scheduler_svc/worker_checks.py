@@ -55,10 +55,11 @@ def capacity_of(ready: worker_pb2.Ready) -> ReplicaCapacity:
 def result_of(message: worker_pb2.StepResult, vocab_size: int) -> StepResult:
     """The result of a step; ProtocolError when it is inconsistent or beyond the vocabulary."""
     result = decode_result(message)
-    require(
-        max(result.token_ids, default=0) < vocab_size,
-        "it sampled a token id beyond the vocabulary",
-    )
+    for token_ids in (result.token_ids, *(found.token_ids for found in result.candidates)):
+        require(
+            max(token_ids, default=0) < vocab_size,
+            "it sampled a token id beyond the vocabulary",
+        )
     return result
 
 

@@ -10,17 +10,28 @@ step of 256 sequences costs some microseconds. Floats travel in single precision
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sized
 
 from google.protobuf.message import DecodeError
 
 from protos.quire.worker.v1 import worker_pb2
 from shared.errors import ProtocolError
-from shared.plan import CacheOp, CacheOpKind, SequenceFailure, SequenceStart, StepPlan, StepResult
+from shared.plan import (
+    CacheOp,
+    CacheOpKind,
+    Candidates,
+    Fork,
+    SequenceFailure,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
 from shared.sampling import SamplingParams
 
 PROTOCOL_VERSION = 1
 MAX_TEMPERATURE = 100.0
+MAX_CANDIDATES = 4096
 _WIRE_KINDS = {
     CacheOpKind.SWAP_OUT: worker_pb2.CACHE_OP_KIND_SWAP_OUT,
     CacheOpKind.SWAP_IN: worker_pb2.CACHE_OP_KIND_SWAP_IN,
@@ -61,6 +72,12 @@ def encode_plan(plan: StepPlan) -> worker_pb2.StepPlan:
         reset=plan.reset,
         finished_handles=plan.finished_handles,
         starts=[_encode_start(start) for start in plan.starts],
+        forks=[
+            worker_pb2.Fork(handle=fork.handle, source_handle=fork.source, block=fork.block)
+            for fork in plan.forks
+        ],
+        chosen_handles=plan.chosen_handles,
+        chosen_token_ids=plan.chosen_token_ids,
         append_handles=plan.append_handles,
         append_blocks=plan.append_blocks,
         cache_ops=[_encode_cache_op(op) for op in plan.cache_ops],
@@ -78,12 +95,20 @@ def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
     _require_same_length("chunk sizes", message.chunk_handles, message.chunk_num_tokens)
     _require_same_length("chunk samples", message.chunk_handles, message.chunk_samples)
     _require(0 not in message.chunk_num_tokens, "a chunk computes no token")
+    _require_same_length("chosen tokens", message.chosen_handles, message.chosen_token_ids)
+    forks = tuple(Fork(fork.handle, fork.source_handle, fork.block) for fork in message.forks)
+    targets = {fork.handle for fork in forks}
+    _require(len(targets) == len(forks), "a handle is forked twice")
+    _require(not any(fork.source in targets for fork in forks), "a fork is copied by another")
     return StepPlan(
         step=message.step,
         base_step=message.base_step,
         reset=message.reset,
         finished_handles=tuple(message.finished_handles),
         starts=tuple(map(_decode_start, message.starts)),
+        forks=forks,
+        chosen_handles=tuple(message.chosen_handles),
+        chosen_token_ids=tuple(message.chosen_token_ids),
         append_handles=tuple(message.append_handles),
         append_blocks=tuple(message.append_blocks),
         cache_ops=tuple(map(_decode_cache_op, message.cache_ops)),
@@ -105,6 +130,12 @@ def encode_result(result: StepResult) -> worker_pb2.StepResult:
             for failure in result.failures
         ],
         execute_s=result.execute_s,
+        candidates=[
+            worker_pb2.Candidates(
+                handle=found.handle, token_ids=found.token_ids, log_probs=found.log_probs
+            )
+            for found in result.candidates
+        ],
     )
 
 
@@ -121,7 +152,18 @@ def decode_result(message: worker_pb2.StepResult) -> StepResult:
             SequenceFailure(failure.handle, failure.message) for failure in message.failures
         ),
         execute_s=message.execute_s,
+        candidates=tuple(map(_decode_candidates, message.candidates)),
     )
+
+
+def _decode_candidates(message: worker_pb2.Candidates) -> Candidates:
+    _require_same_length("candidates", message.token_ids, message.log_probs)
+    _require(0 < len(message.token_ids) <= MAX_CANDIDATES, "a beam has no or too many candidates")
+    log_probs = tuple(message.log_probs)
+    _require(not any(map(math.isnan, log_probs)), "a log-probability is no number")
+    _require(log_probs[0] <= 0, "a log-probability is above 0")
+    _require(list(log_probs) == sorted(log_probs, reverse=True), "candidates are out of order")
+    return Candidates(message.handle, tuple(message.token_ids), log_probs)
 
 
 def _encode_start(start: SequenceStart) -> worker_pb2.SequenceStart:
@@ -140,6 +182,7 @@ def _encode_start(start: SequenceStart) -> worker_pb2.SequenceStart:
             seed=sampling.seed,
         ),
         sequence_index=start.sequence_index,
+        num_candidates=start.num_candidates,
     )
 
 
@@ -153,6 +196,7 @@ def _decode_start(message: worker_pb2.SequenceStart) -> SequenceStart:
         message.num_computed_tokens < num_tokens,
         f"a sequence of {num_tokens} tokens has {message.num_computed_tokens} computed",
     )
+    _require(message.num_candidates <= MAX_CANDIDATES, "a beam is to give too many candidates")
     return SequenceStart(
         handle=message.handle,
         token_ids=tuple(message.token_ids),
@@ -161,6 +205,7 @@ def _decode_start(message: worker_pb2.SequenceStart) -> SequenceStart:
         block_table=tuple(message.block_table),
         sampling=_decode_sampling(message.sampling),
         sequence_index=message.sequence_index,
+        num_candidates=message.num_candidates,
     )
 
 

@@ -44,6 +44,24 @@ class SequenceStart:
     block_table: Sequence[int]
     sampling: SamplingParams
     sequence_index: int = 0
+    num_candidates: int = 0
+    """Above 0 the sequence is a beam: it draws no token, and gives so many candidates for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """`handle` starts as a copy of the beam `source`, with other blocks from its first slot that
+    is not computed:
+
+        source   | full | full | partly filled |      | full | full |
+        handle   | full | full |     block     |  or  | full | full | block |
+
+    The full blocks are shared; the plan copies a partly filled one to `block`.
+    """
+
+    handle: int
+    source: int
+    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +74,17 @@ class StepPlan:
     """Forget every sequence first."""
     finished_handles: Sequence[int] = ()
     starts: Sequence[SequenceStart] = ()
+    forks: Sequence[Fork] = ()
+    """No source is the handle of another fork."""
+    chosen_handles: Sequence[int] = ()
+    """With `chosen_token_ids`: beam i goes on with token i; sources were copied before."""
+    chosen_token_ids: Sequence[int] = ()
     append_handles: Sequence[int] = ()
     """With `append_blocks`: handle i gets block i at the end of its table."""
     append_blocks: Sequence[int] = ()
     cache_ops: Sequence[CacheOp] = ()
     decode_handles: Sequence[int] = ()
-    """Sequences that compute one token and sample the next."""
+    """Sequences that compute one token and sample the next, or give candidates for it."""
     chunk_handles: Sequence[int] = ()
     """Sequences that compute `chunk_num_tokens[i]` tokens and sample if `chunk_samples[i]`."""
     chunk_num_tokens: Sequence[int] = ()
@@ -81,10 +104,21 @@ class SequenceFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """The likeliest next tokens of a beam, best first, equal ones by the lower token id."""
+
+    handle: int
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    """Natural logarithms of the softmax of the logits, at most 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step gave: `token_ids[i]` was sampled for `handles[i]`.
 
     Handles come in the plan's order: decodes, then chunks that sample; a failed one is left out.
+    Beams are in `candidates` instead, in the same order.
     """
 
     step: int
@@ -92,3 +126,4 @@ class StepResult:
     token_ids: Sequence[int]
     failures: Sequence[SequenceFailure] = field(default=())
     execute_s: float = 0.0
+    candidates: Sequence[Candidates] = ()

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from kernels.decoder import Decoder
 from shared.errors import ProtocolError
-from shared.plan import SequenceFailure, StepPlan, StepResult
+from shared.plan import Candidates, SequenceFailure, StepPlan, StepResult
+from worker_svc.candidates import top_candidates
 from worker_svc.input_batch import InputBatch, build_batch
 from worker_svc.kv_cache import KvCache
-from worker_svc.request_state import RequestState
+from worker_svc.request_state import RequestState, Rows
 from worker_svc.sampler import sample
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a forward pass gave."""
+
+    handles: list[int] = field(default_factory=list)
+    """Sequences that sampled."""
+    token_ids: list[int] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
+    unsound: list[int] = field(default_factory=list)
+    """Sequences whose logits are no numbers to choose by."""
 
 
 class ModelRunner:
@@ -53,17 +67,15 @@ class ModelRunner:
         self.cache.run(plan.cache_ops)
         failed = self._failed_earlier(plan)
         batch = build_batch(self.state, plan, self.device)
-        handles: list[int] = []
-        token_ids: list[int] = []
-        if batch is not None:
-            handles, token_ids, unsound = self._compute(batch)
-            failed.extend(SequenceFailure(row, "its logits are not finite") for row in unsound)
+        outcome = _Outcome() if batch is None else self._compute(batch)
+        failed.extend(SequenceFailure(row, "its logits are not finite") for row in outcome.unsound)
         return StepResult(
             step=plan.step,
-            handles=handles,
-            token_ids=token_ids,
+            handles=outcome.handles,
+            token_ids=outcome.token_ids,
             failures=failed,
             execute_s=time.perf_counter() - started_s,
+            candidates=outcome.candidates,
         )
 
     def _check_limits(self, plan: StepPlan) -> None:
@@ -79,19 +91,31 @@ class ModelRunner:
         failed = rows[self.state.is_failed[rows]].tolist()
         return [SequenceFailure(row, "it failed in an earlier step") for row in failed]
 
-    def _compute(self, batch: InputBatch) -> tuple[list[int], list[int], list[int]]:
-        """Rows that sampled, their tokens, and rows whose logits are unsound."""
+    def _compute(self, batch: InputBatch) -> _Outcome:
         logits = self.decoder.forward(
             batch.token_ids, batch.attention, self.cache.device_blocks, batch.logit_rows
         )
-        self.state.advance(batch.rows, batch.num_new_tokens)
-        rows = batch.sampling_rows
+        state, rows = self.state, batch.sampling_rows
+        state.advance(batch.rows, batch.num_new_tokens)
         if not len(rows):
-            return [], [], []
+            return _Outcome()
         with torch.inference_mode():
-            sampled = sample(logits, self.state.sampling_rows(rows))
-        sound, unsound = rows[sampled.is_sound], rows[~sampled.is_sound]
-        token_ids = sampled.token_ids[sampled.is_sound]
-        self.state.append_tokens(sound, token_ids)
-        self.state.is_failed[unsound] = True
-        return sound.tolist(), token_ids.tolist(), np.unique(unsound).tolist()
+            sampled = sample(logits, state.sampling_rows(rows))
+            is_beam = state.num_candidates[rows] > 0
+            beams = np.flatnonzero(is_beam & sampled.is_sound)
+            candidates = self._candidates(logits, rows, beams) if len(beams) else []
+        drawn = sampled.is_sound & ~is_beam
+        token_ids = sampled.token_ids[drawn]
+        state.append_tokens(rows[drawn], token_ids)
+        unsound = rows[~sampled.is_sound]
+        state.is_failed[unsound] = True
+        return _Outcome(
+            rows[drawn].tolist(), token_ids.tolist(), candidates, np.unique(unsound).tolist()
+        )
+
+    def _candidates(self, logits: torch.Tensor, rows: Rows, beams: Rows) -> list[Candidates]:
+        """Of the sampling `rows`, those at the places `beams`."""
+        picked = torch.from_numpy(beams).to(logits.device)
+        handles = rows[beams]
+        counts = self.state.num_candidates[handles].tolist()
+        return top_candidates(logits[picked], handles.tolist(), counts)

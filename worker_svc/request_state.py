@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import ProtocolError
-from shared.plan import SequenceStart, StepPlan
+from shared.plan import Fork, SequenceStart, StepPlan
 from worker_svc.sampling_rows import SamplingRows
 
 MAX_HANDLES = 1 << 16
@@ -57,6 +57,8 @@ class RequestState:
         self.is_live = np.zeros(num_rows, np.bool_)
         self.is_failed = np.zeros(num_rows, np.bool_)
         """Failed in an earlier step; the scheduler may not know yet."""
+        self.num_candidates = np.zeros(num_rows, np.int64)
+        """Above 0 for beams; see `shared.plan.SequenceStart`."""
         self._temperature = np.zeros(num_rows, np.float32)
         self._top_k = np.zeros(num_rows, np.int64)
         self._top_p = np.zeros(num_rows, np.float32)
@@ -78,6 +80,10 @@ class RequestState:
             self.is_live[handle] = False
         for start in plan.starts:
             self._start(start)
+        for fork in plan.forks:
+            self._fork(fork)
+        if plan.chosen_handles:
+            self._choose(plan.chosen_handles, plan.chosen_token_ids)
         if plan.append_handles:
             self._append_blocks(plan.append_handles, plan.append_blocks)
         self.step = plan.step
@@ -97,7 +103,7 @@ class RequestState:
         self.num_computed[rows] += num_new_tokens
 
     def append_tokens(self, rows: Rows, token_ids: npt.NDArray[np.int64]) -> None:
-        """Each of `rows` sampled a token."""
+        """Each of `rows` goes on with a token."""
         self.tokens[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
 
@@ -138,8 +144,30 @@ class RequestState:
         self._min_p[handle] = start.sampling.min_p
         self._seed[handle] = start.sampling.seed
         self._sequence_index[handle] = start.sequence_index
+        self.num_candidates[handle] = start.num_candidates
         self.is_failed[handle] = False
         self.is_live[handle] = True
+
+    def _fork(self, fork: Fork) -> None:
+        [source] = self.rows([fork.source])
+        self._make_room(fork.handle)
+        if self.is_live[fork.handle]:
+            raise ProtocolError(f"the plan forks sequence {fork.handle}, which is there already")
+        [block] = self._checked_blocks([fork.block])
+        num_full = self.num_computed[source] // self.block_size
+        if num_full >= self.block_tables.shape[1]:
+            raise ProtocolError(f"the plan forks sequence {source} beyond the context")
+        for array in self._arrays().values():
+            array[fork.handle] = array[source]
+        self.block_tables[fork.handle, num_full] = block
+        self.num_blocks[fork.handle] = num_full + 1
+
+    def _choose(self, handles: Sequence[int], token_ids: Sequence[int]) -> None:
+        rows = self.rows(handles)
+        tokens = np.array(token_ids, dtype=np.int64)
+        if tokens.max() >= self._vocab_size or self.num_tokens[rows].max() >= self.context_length:
+            raise ProtocolError("the plan chooses tokens beyond the vocabulary or the context")
+        self.append_tokens(rows, tokens)
 
     def _append_blocks(self, handles: Sequence[int], block_ids: Sequence[int]) -> None:
         """A handle may come several times; its blocks keep their order."""
@@ -171,8 +199,11 @@ class RequestState:
             raise ProtocolError(f"handle {handle} is beyond the limit of {MAX_HANDLES}")
         while num_rows <= handle:
             num_rows *= 2
-        for name, array in vars(self).items():
-            if isinstance(array, np.ndarray):
-                grown = np.zeros((num_rows, *array.shape[1:]), array.dtype)
-                grown[: len(array)] = array
-                setattr(self, name, grown)
+        for name, array in self._arrays().items():
+            grown = np.zeros((num_rows, *array.shape[1:]), array.dtype)
+            grown[: len(array)] = array
+            setattr(self, name, grown)
+
+    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """All that has a row for each handle."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}

@@ -19,13 +19,17 @@ def check_new_request(
     config: SchedulerConfig,
 ) -> None:
     """Raises Unavailable without `usable` replicas, InvalidArgument when none of them could hold
-    the prompt and one token more, ResourceExhausted when too much waits already."""
-    num_prompt, count = len(request.prompt_token_ids), request.num_sequences
+    the prompt and one token more in each beam, ResourceExhausted when too much waits already."""
+    num_prompt = len(request.prompt_token_ids)
+    count = max(request.num_sequences, request.num_beams)
     assert num_prompt and count >= 1 and request.max_tokens >= 1, "the front validates requests"
     if not usable:
         raise Unavailable("no worker is ready", config.retry_after_s)
-    if not any(replica.can_ever_hold(num_prompt + 1) for replica in usable):
-        most = max(replica.kv.num_pool_tokens for replica in usable) - 1
+    if request.num_beams > max(replica.max_num_seqs for replica in usable):
+        most = max(replica.max_num_seqs for replica in usable)
+        raise InvalidArgument("beam.width", f"the workers run at most {most} sequences at a time")
+    if not any(replica.can_ever_hold(request, num_prompt + 1) for replica in usable):
+        most = max(replica.most_computed(request) for replica in usable) - 1
         raise InvalidArgument(
             "prompt", f"it has {num_prompt} tokens; the workers' caches hold at most {most}"
         )

@@ -84,7 +84,7 @@ def latest_start_s(request: Request, usable: Collection[Replica]) -> float:
     prompt_s = [
         replica.cost.prefill_s(num_cached, num_tokens - num_cached)
         for replica in usable
-        if replica.can_ever_hold(num_tokens)
+        if replica.can_ever_hold(request.new, num_tokens)
         for num_cached in (replica.kv.find_prefix(seq).num_tokens,)
     ]
     return min(latest_s, request.end_by_s - min(prompt_s, default=0.0))

@@ -47,6 +47,7 @@ def check_replica(replica: Replica, sequences: Iterable[Sequence]) -> None:
     swapped = [seq for seq in sequences if seq.state is SequenceState.SWAPPED]
     assert len(replica.in_flight) <= MAX_PLANS_IN_FLIGHT
     _check_rows(replica, running)
+    _check_beams(replica)
     _check_swapped(replica, swapped)
     tables = [seq.block_table for seq in running]
     _check_pool(replica.kv.pool, tables + [b for r in replica.in_flight for b in r.blocks])
@@ -68,9 +69,8 @@ def _check_waiting(
     held = [
         seq
         for request in requests.values()
-        if request.num_held
-        for seq in request.sequences[1:]
-        if seq.state is SequenceState.WAITING
+        for seq in request.sequences
+        if seq.state is SequenceState.WAITING and _is_held(request, seq)
     ]
     assert sum(request.num_held for request in requests.values()) == len(held)
     expected = [seq for seq in live if seq.state is SequenceState.WAITING]
@@ -79,6 +79,23 @@ def _check_waiting(
     first = waiting.head(len(ordered))
     assert Counter(map(id, first)) == Counter(map(id, ordered)), "the lanes' turns lose one"
     assert waiting.num_tokens == sum(seq.num_prompt_tokens for seq in expected)
+
+
+def _is_held(request: Request, seq: Sequence) -> bool:
+    if request.new.beam is not None:
+        return seq.index > 0 or request.beams is not None
+    return request.num_held > 0 and seq.index > 0
+
+
+def _check_beams(replica: Replica) -> None:
+    """A search is here with all that runs of it, and has a seat for each of its beams."""
+    num_seats = replica.num_running
+    for request in replica.beam_searches.values():
+        running = [seq for seq in request.sequences if seq.is_running]
+        assert request.beams is not None and running
+        assert all(seq.replica == replica.id for seq in running)
+        num_seats += len(request.sequences) - len(running)
+    assert num_seats <= replica.max_num_seqs, "beams have no seats"
 
 
 def _check_rows(replica: Replica, running: list[Sequence]) -> None:
@@ -91,10 +108,15 @@ def _check_rows(replica: Replica, running: list[Sequence]) -> None:
         computed, known, total = (
             int(counts[row]) for counts in (table.num_computed, table.num_tokens, table.num_total)
         )
-        assert 0 <= computed < total <= table.limit[row], seq.ref
+        if seq.request.beams is None:
+            assert 0 <= computed < total <= table.limit[row], seq.ref
+            assert known <= total <= known + MAX_PLANS_IN_FLIGHT
+        else:
+            num_chosen = seq.request.beams.num_tokens
+            assert 0 <= computed <= total and known == table.limit[row] == seq.num_prompt_tokens
+            assert known <= total <= known + num_chosen <= total + 1
         assert len(seq.token_ids) == table.num_listed[row] <= known
         assert known - len(seq.token_ids) <= TAIL_TOKENS
-        assert known <= total <= known + MAX_PLANS_IN_FLIGHT
         assert computed <= table.capacity[row] == len(seq.block_table) * table.block_size
         assert len(set(seq.block_table)) == len(seq.block_table), "a block twice in one table"
         assert seq.num_published_blocks * table.block_size <= computed

@@ -153,6 +153,19 @@ class KVCacheManager:
         blocks, seq.block_table, seq.parent = seq.block_table, [], seq.salt
         return blocks
 
+    def fork(self, seq: Sequence, source: Sequence, num_computed: int) -> int:
+        """Give `seq` a table that shares the full blocks of the first `num_computed` tokens of
+        `source` and ends with an own block for the next token; gives that block."""
+        assert not seq.block_table
+        seq.block_table = source.block_table[: num_computed // self.block_size]
+        for block in seq.block_table:
+            self.pool.share(block)
+        seq.num_published_blocks, seq.parent = source.num_published_blocks, source.parent
+        self.index.hold(seq.parent)
+        [block] = self._take(1)
+        seq.block_table.append(block)
+        return block
+
     def grow(self, sequences: SequenceOf[Sequence]) -> list[int]:
         """One more block at the end of each table; gives these blocks. So many must be free."""
         blocks = self._take(len(sequences))

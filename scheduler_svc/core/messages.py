@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from shared.ids import ReplicaId, RequestId
-from shared.sampling import SamplingParams
+from shared.sampling import BeamParams, SamplingParams
 
 DEFAULT_TENANT = "default"
 """Whose requests are that come without a tenant's name."""
@@ -59,8 +59,11 @@ class NewRequest:
     """Empty when the client ignores the end of sequence."""
     stop_token_ids: frozenset[int] = frozenset()
     num_sequences: int = 1
+    """How many answers the client gets."""
     first_choice: int = 0
     """Sequence i draws as choice `first_choice + i` of its seed."""
+    beam: BeamParams | None = None
+    """For a beam search, whose `num_return` is num_sequences; `sampling` is greedy then."""
     priority: int = 0
     queue_timeout_s: float | None = None
     """Seconds from its submission in which it must start."""
@@ -71,6 +74,16 @@ class NewRequest:
     cache_salt: bytes = b""
     bypass_prefix_cache: bool = False
     """Takes no cached prefix, and leaves none to others; its own choices still share its prompt."""
+
+    @property
+    def num_beams(self) -> int:
+        """Sequences that must run side by side on one replica."""
+        return 1 if self.beam is None else self.beam.width
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence."""
+        return self.eos_token_ids | self.stop_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +131,8 @@ class RequestStarted:
 
 @dataclass(frozen=True, slots=True)
 class TokensAppended:
-    """One sequence's part of one or more TokensStep, in order, as the shell hands it to the
-    request's front; the core itself gives TokensStep alone."""
+    """Tokens of one sequence: its part of one or more TokensStep, in order, as the shell hands it
+    to the request's front, or the whole answer of a beam search, as the core gives it."""
 
     request_id: RequestId
     sequence_index: int
@@ -137,6 +150,8 @@ class SequenceFinished:
     num_output_tokens: int
     """With the token that ended it."""
     num_preemptions: int
+    beam_score: float | None = None
+    """Of a beam search alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +170,8 @@ class RequestFailed:
     message: str
 
 
-Event = RequestStarted | TokensStep | SequenceFinished | RequestRecovered | RequestFailed
-"""What the core gives, in order."""
-
 RequestEvent = RequestStarted | TokensAppended | SequenceFinished | RequestRecovered | RequestFailed
 """What the shell hands to the front of one request."""
+
+Event = RequestEvent | TokensStep
+"""What the core gives, in order."""

@@ -32,12 +32,13 @@ def may_take(replica: Replica, seq: Sequence, replicas: Iterable[Replica]) -> bo
     """Whether `replica` could ever run `seq`. A draining one takes back what has started, if no
     other can."""
     num_tokens = len(seq.token_ids)
-    if not replica.can_ever_hold(num_tokens):
+    new = seq.request.new
+    if not replica.can_ever_hold(new, num_tokens):
         return False
     if not replica.is_draining:
         return True
     return seq.request.is_started and not any(
-        other.can_ever_hold(num_tokens) for other in replicas if not other.is_draining
+        other.can_ever_hold(new, num_tokens) for other in replicas if not other.is_draining
     )
 
 
@@ -68,7 +69,7 @@ class Placement:
             _Peer(
                 replica,
                 _load_s(replica),
-                replica.max_num_seqs - replica.num_running,
+                replica.num_seats,
                 replica.kv.pool.num_free,
             )
             for replica in replicas
@@ -90,8 +91,9 @@ class Placement:
             return True
         _, number, prefill_s = min(costs)
         peer = self._peers[number]
-        peer.load_s += prefill_s + DECODE_LOAD_STEPS * peer.replica.cost.row_s
-        peer.num_seats -= 1
+        num_beams = seq.request.new.num_beams
+        peer.load_s += prefill_s + num_beams * DECODE_LOAD_STEPS * peer.replica.cost.row_s
+        peer.num_seats -= num_beams
         peer.num_blocks -= peer.replica.kv.num_blocks_for(len(seq.token_ids))
         seq.num_deferrals += 1
         return False
@@ -101,7 +103,10 @@ class Placement:
         """Seconds that `seq` would compute there; None if there is no room for it now."""
         kv = peer.replica.kv
         num_tokens = len(seq.token_ids)
-        if peer.num_seats <= 0 or kv.num_blocks_for(num_tokens) > peer.num_blocks:
+        if (
+            peer.num_seats < seq.request.new.num_beams
+            or kv.num_blocks_for(num_tokens) > peer.num_blocks
+        ):
             return None
         match = kv.find_prefix(seq)
         num_found = max(match.num_tokens, match.num_led_blocks * kv.block_size)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
+from scheduler_svc.core.beam import num_candidates
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.kv_cache_manager import PrefixMatch
@@ -81,7 +82,7 @@ class StepPlanner:
             self._stories,
         )
         self._decodes = growth.decode_rows()
-        self._token_budget -= self._decodes.size
+        self._token_budget -= self._decodes.size + self._draft.num_beams
         self._continue_prefills()
         if not growth.is_short and self._resume_swapped():
             self._start_waiting()
@@ -94,6 +95,11 @@ class StepPlanner:
         if self._decodes.size == table.num_active:
             return
         sequences = table.sequences(table.prefilling())
+        for request in self._replica.beam_searches.values():
+            # The last token of a prompt is a decode for others; the row of a beam never decodes.
+            first = request.sequences[0]
+            if first.is_running and table.num_total[first.row] - table.num_computed[first.row] == 1:
+                sequences.append(first)
         for seq in sorted(sequences, key=lambda seq: seq.key):
             if not self._has_budget:
                 return
@@ -110,8 +116,12 @@ class StepPlanner:
             self._time_budget_s = left_s - cost.prefill_s(depth, num_new)
         self._token_budget -= num_new
         self._chunk_attention += attention_of(depth, num_new)
-        self._draft.compute(seq.row, depth + num_new, num_new, samples=num_new == remaining)
-        self._note_chunk(seq, num_new, is_last=num_new == remaining)
+        end, is_all = depth + num_new, num_new == remaining
+        self._note_chunk(seq, num_new, is_last=is_all)
+        if seq.request.beams is not None:
+            self._draft.compute_prompt(seq.row, end, num_new, gives=is_all)
+            return
+        self._draft.compute(seq.row, end, num_new, samples=is_all)
         if depth + num_new >= seq.num_prompt_tokens - 1:
             # All that siblings can share; its last token may come by the way of decodes.
             self._waiting.release_held(seq.request)
@@ -167,7 +177,7 @@ class StepPlanner:
 
     @property
     def _has_opening(self) -> bool:
-        return self._has_budget and self._replica.has_seat
+        return self._has_budget and self._replica.num_seats > 0
 
     @property
     def _reserve(self) -> int:
@@ -206,7 +216,7 @@ class StepPlanner:
                 return
             if not may_take(replica, seq, self._replicas):
                 continue
-            if self._is_still_blocked(seq):
+            if self._is_still_blocked(seq) or self._replica.num_seats < seq.request.new.num_beams:
                 return
             if self._is_led(seq):
                 continue
@@ -294,7 +304,7 @@ class StepPlanner:
 
     def _start(self, seq: Sequence, match: PrefixMatch) -> None:
         """Run `seq`, given whole, and compute what the budget allows."""
-        replica = self._replica
+        replica, new = self._replica, seq.request.new
         token_ids = tuple(seq.token_ids)
         replica.start(seq, match)
         if match.copy_source is not None:
@@ -309,8 +319,9 @@ class StepPlanner:
                 num_prompt_tokens=seq.num_prompt_tokens,
                 num_computed_tokens=match.num_tokens,
                 block_table=tuple(seq.block_table),
-                sampling=seq.request.new.sampling,
-                sequence_index=seq.request.new.first_choice + seq.index,
+                sampling=new.sampling,
+                sequence_index=new.first_choice + seq.index,
+                num_candidates=num_candidates(new.num_beams, len(new.end_ids)) if new.beam else 0,
             )
         )
         self._compute(seq)

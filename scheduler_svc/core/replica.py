@@ -6,15 +6,17 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.beam import BeamSearch
+from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.kv_cache_manager import KVCacheManager, PrefixMatch
-from scheduler_svc.core.messages import ReplicaCapacity
+from scheduler_svc.core.messages import NewRequest, ReplicaCapacity
 from scheduler_svc.core.prefix_index import BlockHasher
-from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.request import Request, Sequence
 from scheduler_svc.core.sequence_table import Ints, RowIndex, SequenceTable
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.step_cost import StepCost, StepWork
-from shared.ids import ReplicaId
+from shared.ids import ReplicaId, RequestId
 
 MAX_PLANS_IN_FLIGHT = 2
 
@@ -41,6 +43,9 @@ class StepRecord:
     """The same for host blocks."""
     work: StepWork | None = None
     """What the step computes, where its time is to be learnt from."""
+    candidate_rows: list[int] = field(default_factory=list)
+    """Beams that give candidates, in the plan's order."""
+    candidate_generations: list[int] = field(default_factory=list)
     swapped: dict[int, Sequence] = field(default_factory=dict)
     """Rows that this plan computes and a later one copies out; their failure must be heard."""
 
@@ -82,6 +87,8 @@ class Replica:
         """Blocks that become free when the plans in flight are back."""
         self.retiring: list[int] = []
         """Handles that the next plan finishes."""
+        self.beam_searches: dict[RequestId, Request] = {}
+        """Those that run here."""
         self.blocked: tuple[Sequence, int] | None = None
         """The waiting sequence that last found too few free blocks, and how many there were."""
         self._free_rows = list(range(self.table.limit.size))
@@ -94,36 +101,70 @@ class Replica:
         return self.table.num_active
 
     @property
-    def has_seat(self) -> bool:
-        return self.num_running < self.max_num_seqs and bool(self._free_rows)
+    def num_seats(self) -> int:
+        """Sequences that may start; a beam search keeps a seat for each of its beams."""
+        num_kept = sum(
+            not seq.is_running
+            for request in self.beam_searches.values()
+            for seq in request.sequences
+        )
+        return min(self.max_num_seqs - self.num_running - num_kept, len(self._free_rows))
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs, is swapped or on its way."""
         return not (self.num_running or self.swapped or self.in_flight)
 
-    def can_ever_hold(self, num_tokens: int) -> bool:
-        """Whether a sequence of so many known tokens could compute them alone in the pool."""
-        return num_tokens <= self.kv.num_pool_tokens
+    def can_ever_hold(self, new: NewRequest, num_tokens: int) -> bool:
+        """Whether a sequence of `new`, or all its beams, with so many known tokens could compute
+        them alone in the pool."""
+        return new.num_beams <= self.max_num_seqs and num_tokens <= self.most_computed(new)
 
-    def limit_of(self, seq: Sequence) -> int:
-        """Most tokens that `seq` can come to here: its own limit, or the whole pool computed and
-        one more sampled."""
-        own = seq.num_prompt_tokens + seq.request.new.max_tokens
-        return min(own, self.kv.num_pool_tokens + 1)
+    def limit_of(self, new: NewRequest) -> int:
+        """Most tokens that a sequence of `new` can come to here: its own limit, or the whole pool
+        computed and one more sampled."""
+        return min(len(new.prompt_token_ids) + new.max_tokens, self.most_computed(new) + 1)
+
+    def most_computed(self, new: NewRequest) -> int:
+        """Tokens that a sequence, or each beam, can compute alone in the pool. Of beams, the full
+        blocks of the prompt are shared for certain:
+
+            | prompt's full blocks | beam 0 .... | beam 1 .... | ... |
+        """
+        num_shared = len(new.prompt_token_ids) // self.kv.block_size if new.num_beams > 1 else 0
+        num_own = (self.kv.pool.num_blocks - num_shared) // new.num_beams
+        return (num_shared + num_own) * self.kv.block_size if num_own > 0 else 0
 
     # -- ways in and out ----------------------------------------------------------------------
 
     def start(self, seq: Sequence, match: PrefixMatch) -> None:
         """Run `seq` from the blocks of `match`; there must be a seat and blocks."""
         self.kv.start(seq, match)
+        self._enter_row(seq)
+        new = seq.request.new
+        limit = self.limit_of(new)
+        if new.beam is not None:
+            search = BeamSearch(new.beam, new.end_ids, limit - seq.num_prompt_tokens)
+            seq.request.beams = BeamGroup(search)
+            self.beam_searches[seq.request.id] = seq.request
+            limit = seq.num_prompt_tokens
+        self.table.add(seq, seq.row, match.num_tokens, limit)
+        self.blocked = None
+
+    def fork(self, seq: Sequence, source: Sequence) -> int:
+        """Run `seq` as a copy of the beam `source`; gives the block for its next token. One must
+        be free."""
+        block = self.kv.fork(seq, source, int(self.table.num_computed[source.row]))
+        self._enter_row(seq)
+        self.table.add_fork(seq, seq.row, source.row)
+        return block
+
+    def _enter_row(self, seq: Sequence) -> None:
         seq.go(SequenceState.RUNNING)
         seq.replica = self.id
         seq.row = heapq.heappop(self._free_rows)
         seq.num_deferrals = 0
         seq.leaders.clear()
-        self.table.add(seq, seq.row, match.num_tokens, self.limit_of(seq))
-        self.blocked = None
 
     def leave(
         self, seq: Sequence, state: SequenceState, last_record: StepRecord | None = None
@@ -142,11 +183,19 @@ class Replica:
         blocks = self.kv.leave(seq)
         self.retiring.append(row)
         seq.replica, seq.row = None, -1
+        if seq.request.beams is not None:
+            self._leave_beams(seq.request)
         record = last_record or self.record_of(int(self.table.last_step[row]))
         if record is None:
             self.kv.free(blocks)
         else:
             self.defer(record, blocks)
+
+    def _leave_beams(self, request: Request) -> None:
+        """The search is lost when the last of its beams leaves."""
+        if not any(seq.is_running for seq in request.sequences):
+            del self.beam_searches[request.id]
+            request.beams = None
 
     def leave_swapped(self, seq: Sequence, state: SequenceState) -> None:
         """A swapped sequence goes to `state` without its host blocks."""

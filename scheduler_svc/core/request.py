@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.messages import NewRequest, SequenceRef
 from scheduler_svc.core.policy import OrderKey
 from scheduler_svc.core.prefix_index import Parent
@@ -27,7 +28,10 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     is_started: bool = False
     num_held: int = 0
-    """Sequences behind the first one that wait for it to compute the prompt they share."""
+    """Waiting sequences that no replica may take by themselves: choices whose first sibling
+    computes the prompt they share, and those that beams are forked into."""
+    beams: BeamGroup | None = None
+    """Of a beam search, while it runs."""
     num_losses: int = 0
     """Replicas lost while it ran there."""
 
@@ -46,7 +50,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request.
+    """One choice or beam of a request.
 
     While it runs, `token_ids` has its first tokens alone, those that it started with at least, and
     the others are in its row of the replica's SequenceTable; in every other state it is complete.
@@ -126,5 +130,4 @@ def make_request(
         request.sequences.append(
             Sequence(request, index, key, ref, array("I", new.prompt_token_ids))
         )
-    request.num_held = len(keys) - 1
     return request

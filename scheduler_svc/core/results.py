@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core.messages import FinishReason, SequenceRef
+from scheduler_svc.core.messages import FinishReason, NewRequest, SequenceRef
 from scheduler_svc.core.replica import Replica, StepRecord
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Bools, Ints
@@ -52,13 +52,26 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
     planned = record.sample_handles
     if result.failures:
         failed = [failure.handle for failure in result.failures]
-        known = {*planned, *record.chunk_rows}
+        known = {*planned, *record.chunk_rows, *record.candidate_rows}
         if len(set(failed)) != len(failed) or not known.issuperset(failed):
             raise ProtocolError("a failure names a sequence that its step didn't compute")
         planned = [row for row in planned if row not in failed]
+    _check_candidates(record, result)
     if list(result.handles) != planned:
         raise ProtocolError(f"the handles of the result of step {result.step} don't fit its plan")
     return record, token_ids
+
+
+def _check_candidates(record: StepRecord, result: StepResult) -> None:
+    failed = {failure.handle for failure in result.failures}
+    planned = [row for row in record.candidate_rows if row not in failed]
+    if planned != [found.handle for found in result.candidates]:
+        raise ProtocolError(
+            f"the candidates of the result of step {result.step} don't fit its plan"
+        )
+    for found in result.candidates:
+        if not 0 < len(found.token_ids) == len(found.log_probs):
+            raise ProtocolError("a beam's candidates and log-probabilities differ in number")
 
 
 def failed_sequences(
@@ -69,6 +82,7 @@ def failed_sequences(
     generation_of = {
         **dict(zip(record.sample_rows.tolist(), record.sample_generations.tolist(), strict=True)),
         **dict(zip(record.chunk_rows, record.chunk_generations, strict=True)),
+        **dict(zip(record.candidate_rows, record.candidate_generations, strict=True)),
     }
     failed = []
     for failure in result.failures:
@@ -130,12 +144,16 @@ def _outcome(
 
 
 def _ending(seq: Sequence, token: int, is_stop: bool, num_tokens: int) -> Ending:
-    new = seq.request.new
     num_output_tokens = num_tokens - seq.num_prompt_tokens
-    if is_stop:
-        is_eos = token in new.eos_token_ids
-        reason = FinishReason.EOS if is_eos else FinishReason.STOP_TOKEN
-        return Ending(seq, reason, token, num_output_tokens)
+    stop_token_id = token if is_stop else None
+    reason = reason_of(seq.request.new, stop_token_id, num_output_tokens)
+    return Ending(seq, reason, stop_token_id, num_output_tokens)
+
+
+def reason_of(new: NewRequest, stop_token_id: int | None, num_output_tokens: int) -> FinishReason:
+    """Why a sequence ended: by the token that stopped it, or as it has so many tokens."""
+    if stop_token_id is not None:
+        is_eos = stop_token_id in new.eos_token_ids
+        return FinishReason.EOS if is_eos else FinishReason.STOP_TOKEN
     is_own_limit = num_output_tokens >= new.max_tokens
-    reason = FinishReason.MAX_TOKENS if is_own_limit else FinishReason.CONTEXT_LIMIT
-    return Ending(seq, reason, None, num_output_tokens)
+    return FinishReason.MAX_TOKENS if is_own_limit else FinishReason.CONTEXT_LIMIT

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scheduler_svc.core.admission import check_new_request
+from scheduler_svc.core.beam_results import apply_candidates
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.deadlines import Deadlines
@@ -77,7 +78,7 @@ class Scheduler:
         number = self._num_arrivals + 1
         keys = [
             self._policy.order_key(request.priority, now, number, index)
-            for index in range(request.num_sequences)
+            for index in range(max(request.num_sequences, request.num_beams))
         ]
         entry = make_request(request, now, number, keys)
         self._deadlines.check(entry, self._usable(), self._waiting, now)
@@ -98,7 +99,7 @@ class Scheduler:
         self, request_id: RequestId, sequence_index: int
     ) -> SequenceFinished | None:
         """The caller found the end of a sequence in its text; gives the sequence's end. What has
-        ended or is unknown gives None."""
+        ended or is unknown gives None; a beam search has no text before its end."""
         request = self._requests.get(request_id)
         if request is None or not 0 <= sequence_index < len(request.sequences):
             return None
@@ -107,10 +108,9 @@ class Scheduler:
     def cancel(self, request_id: RequestId) -> list[SequenceFinished]:
         """The operator ends a request; gives the ends of those of its sequences that lived."""
         request = self._requests.get(request_id)
-        ends = [
-            self._finish_early(seq, FinishReason.CANCELLED)
-            for seq in (request.sequences if request else ())
-        ]
+        heard = request.sequences[: request.new.num_sequences] if request else []
+        ends = [self._finish_early(seq, FinishReason.CANCELLED) for seq in heard]
+        self.abort(request_id)  # a beam search has more sequences than its client hears of
         return [end for end in ends if end is not None]
 
     # -- replicas -----------------------------------------------------------------------------
@@ -126,7 +126,9 @@ class Scheduler:
         has run on too many lost replicas fails instead."""
         lost = self._replicas.pop(replica)
         ran = {seq.request.id for seq in lost.table}
-        touched = {seq.request.id: seq.request for seq in self._return_all(lost)}
+        touched = {seq.request.id: seq.request for seq in (*lost.table, *lost.swapped)}
+        for seq in (*lost.table, *lost.swapped):
+            self._return_to_waiting(lost, seq)
         events: list[Event] = []
         for request in sorted(touched.values(), key=lambda request: request.arrival_number):
             request.num_losses += request.id in ran
@@ -145,11 +147,10 @@ class Scheduler:
         draining = self._replicas[replica]
         draining.is_draining = True
         for seq in [*draining.table, *draining.swapped]:
+            num_tokens = len(seq.token_ids)
             if seq.is_running:
                 num_tokens = int(draining.table.num_tokens[seq.row])
-            else:
-                num_tokens = len(seq.token_ids)
-            if any(other.can_ever_hold(num_tokens) for other in self._usable()):
+            if any(other.can_ever_hold(seq.request.new, num_tokens) for other in self._usable()):
                 self._stories.note(seq, f"leaves replica {replica}, which drains, and waits")
                 self._return_to_waiting(draining, seq)
         return self._replicas_changed()
@@ -212,6 +213,9 @@ class Scheduler:
         if outcome.refs:
             events.append(TokensStep(outcome.refs, outcome.token_ids))
         events.extend(self._finish(ending) for ending in outcome.endings)
+        for request, answers in apply_candidates(source, record, result, self._waiting):
+            self._end_request(request)
+            events += answers
         source.settle(record)
         if record.work is not None:
             source.cost.learn(record.work, result.execute_s)
@@ -358,12 +362,6 @@ class Scheduler:
     def _return_to_waiting(self, replica: Replica, seq: Sequence) -> None:
         self._take_off(replica, seq, SequenceState.WAITING)
         self._waiting.add(seq)
-
-    def _return_all(self, replica: Replica) -> list[Sequence]:
-        sequences = [*replica.table, *replica.swapped]
-        for seq in sequences:
-            self._return_to_waiting(replica, seq)
-        return sequences
 
     # -- requests that no replica can take ----------------------------------------------------
 

@@ -7,7 +7,8 @@
 A row's number is the sequence's handle on the worker. A row decodes when one token is left to
 compute, and takes chunks when more are. `num_computed` and `num_total` are as of the plans sent;
 `num_tokens` is as of the results that are back. A row without a sequence has limit 0 and takes
-part in nothing.
+part in nothing. The row of a beam has its prompt's length as limit, so that it never decodes by
+itself; it knows the prompt's tokens, and computes further ones as its group goes on.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class SequenceTable:
         """Enter `seq`, whose block table covers all its tokens."""
         assert self._sequences[row] is None, f"row {row} is taken"
         num_tokens = len(seq.token_ids)
-        assert 0 <= num_computed < num_tokens < limit
+        assert 0 <= num_computed < num_tokens <= limit
         self.num_started[row] = self.num_listed[row] = num_tokens
         self.num_tokens[row] = self.num_total[row] = num_tokens
         self.num_computed[row] = num_computed
@@ -106,6 +107,12 @@ class SequenceTable:
         self._named_rows = None
         self.num_active += 1
         self.top = max(self.top, row + 1)
+
+    def add_fork(self, seq: Sequence, row: int, source: int) -> None:
+        """Enter `seq`, which knows the prompt as the beam in row `source` does, as its copy."""
+        self.add(seq, row, 0, int(self.limit[source]))
+        self.num_total[row] = self.num_total[source]
+        self.num_computed[row] = self.num_computed[source]
 
     def remove(self, row: int) -> None:
         """Take the sequence out of its row; its token list is complete afterwards."""
@@ -164,7 +171,7 @@ class SequenceTable:
         return int((self.num_total[: self.top] - self.num_computed[: self.top]).sum())
 
     def _set_stop_ids(self, row: int, seq: Sequence) -> None:
-        stop_ids = sorted(seq.request.new.eos_token_ids | seq.request.new.stop_token_ids)
+        stop_ids = sorted(seq.request.new.end_ids)
         missing = len(stop_ids) - self._stop_ids.shape[0]
         if missing > 0:
             padding = ((0, missing), (0, 0))

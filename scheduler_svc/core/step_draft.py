@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler_svc.core.replica import StepRecord
 from scheduler_svc.core.sequence_table import Ints, SequenceTable, row_index
-from shared.plan import CacheOp, CacheOpKind, SequenceStart, StepPlan
+from shared.plan import CacheOp, CacheOpKind, Fork, SequenceStart, StepPlan
 
 NO_ROWS: Ints = np.empty(0, np.int64)
 
@@ -23,6 +23,11 @@ class StepDraft:
         self._append_rows: list[int] = []
         self._append_blocks: list[int] = []
         self._moves: dict[CacheOpKind, tuple[list[int], list[int]]] = {}
+        self._forks: list[Fork] = []
+        self._chosen_rows: list[int] = []
+        self._chosen_token_ids: list[int] = []
+        self._prompt_rows: list[int] = []  # those of _chunk_rows that give candidates
+        self._beam_rows: list[int] = []  # one token each, candidates: decodes for the worker
         self._single_rows: list[int] = []  # one token each, sampled: decodes for the worker
         self._chunk_rows: list[int] = []
         self._chunk_sizes: list[int] = []
@@ -32,7 +37,12 @@ class StepDraft:
     @property
     def has_work(self) -> bool:
         """Whether the step computes or moves anything beside steady decodes."""
-        return bool(self.record.chunk_rows or self._moves)
+        return bool(self.record.chunk_rows or self._beam_rows or self._moves)
+
+    @property
+    def num_beams(self) -> int:
+        """Beams that compute a token."""
+        return len(self._beam_rows)
 
     def append(self, rows: list[int], blocks: list[int]) -> None:
         """The sequence of rows[i] gets blocks[i] at the end of its table."""
@@ -42,6 +52,26 @@ class StepDraft:
     def start(self, start: SequenceStart) -> None:
         self._starts.append(start)
         self.start_rows.add(start.handle)
+
+    def fork(self, fork: Fork) -> None:
+        self._forks.append(fork)
+
+    def choose(self, row: int, token_id: int) -> None:
+        """The beam of `row` goes on with `token_id`, and gives candidates for the next one."""
+        self._chosen_rows.append(row)
+        self._chosen_token_ids.append(token_id)
+        self._beam_rows.append(row)
+
+    def compute_prompt(self, row: int, end: int, num_new: int, *, gives: bool) -> None:
+        """The first beam computes `num_new` tokens of its prompt, up to `end`, and gives
+        candidates at the prompt's end."""
+        self.record.chunk_rows.append(row)
+        self.record.chunk_ends.append(end)
+        self._chunk_rows.append(row)
+        self._chunk_sizes.append(num_new)
+        self._chunk_samples.append(gives)
+        if gives:
+            self._prompt_rows.append(row)
 
     def compute(self, row: int, end: int, num_new: int, *, samples: bool) -> None:
         """The sequence of `row` computes `num_new` tokens up to its first `end`."""
@@ -89,6 +119,9 @@ class StepDraft:
             reset=reset,
             finished_handles=finished_handles,
             starts=self._starts,
+            forks=self._forks,
+            chosen_handles=self._chosen_rows,
+            chosen_token_ids=self._chosen_token_ids,
             append_handles=self._append_rows,
             append_blocks=self._append_blocks,
             cache_ops=[
@@ -96,7 +129,7 @@ class StepDraft:
                 for kind in order
                 if kind in self._moves
             ],
-            decode_handles=decode_handles,
+            decode_handles=decode_handles + self._beam_rows,
             chunk_handles=self._chunk_rows,
             chunk_num_tokens=self._chunk_sizes,
             chunk_samples=self._chunk_samples,
@@ -111,6 +144,7 @@ class StepDraft:
             table.num_computed[row] = end
             table.last_step[row] = record.step
             record.chunk_generations.append(int(table.generation[row]))
+        self._fill_candidates(table)
         sampled = self._single_rows + self._sampled_rows
         rows = decode_rows
         if sampled:
@@ -119,3 +153,12 @@ class StepDraft:
         table.last_step[index] = record.step
         record.sample_rows, record.sample_index = rows, index
         record.sample_generations = np.array(table.generation[index])
+
+    def _fill_candidates(self, table: SequenceTable) -> None:
+        record = self.record
+        for row in self._beam_rows:
+            table.num_computed[row] += 1
+            table.num_total[row] += 1
+            table.last_step[row] = record.step
+        record.candidate_rows = self._beam_rows + self._prompt_rows
+        record.candidate_generations = [int(table.generation[r]) for r in record.candidate_rows]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import insort
 
+from scheduler_svc.core.beam_growth import BeamGrowth, ready_searches
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.preemption import choose_victim, should_swap
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.request import Request, Sequence
 from scheduler_svc.core.sequence_table import Bools, Ints
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.step_draft import StepDraft
@@ -17,9 +18,9 @@ from scheduler_svc.core.waiting_queue import WaitingQueue
 
 
 class TableGrowth:
-    """The decodes of one step. The first sequence in the policy's order always gets its block, or
-    waits for one that a plan in flight still holds; so somebody gets on in any case. The last one
-    in order skips the step rather than lose its cache."""
+    """The decodes of one step, beams included. The first sequence in the policy's order always
+    gets its block, or waits for one that a plan in flight still holds; so somebody gets on in any
+    case. The last one in order skips the step rather than lose its cache."""
 
     def __init__(
         self,
@@ -52,22 +53,37 @@ class TableGrowth:
         is_full = table.num_computed[:top] >= table.capacity[:top]
         is_full &= decoding
         rows = is_full.nonzero()[0].tolist()
-        if len(rows) <= self._replica.kv.pool.num_free:
+        searches = ready_searches(self._replica) if self._replica.beam_searches else []
+        if len(rows) <= self._replica.kv.pool.num_free and not searches:
             self._grow(rows)
         else:
-            self._grow_in_order(rows, decoding)
+            self._grow_in_order(rows, searches, decoding)
         return decoding.nonzero()[0]
 
-    def _grow_in_order(self, rows: list[int], decoding: Bools) -> None:
+    def _grow_in_order(self, rows: list[int], searches: list[Request], decoding: Bools) -> None:
         table = self._replica.table
-        for row in sorted(rows, key=lambda row: table.sequence(row).key):
-            if not decoding[row]:
+        sequences = [table.sequence(row) for row in rows]
+        sequences += [request.sequences[-1] for request in searches]
+        for seq in sorted(sequences, key=lambda seq: seq.key):
+            if seq.request.new.beam is not None:
+                self._go_on_with_beams(seq.request, decoding)
+            elif not seq.is_running:
                 continue  # preempted for one before it
-            if self._make_room(table.sequence(row), decoding):
-                self._grow([row])
+            elif self._make_room(seq, 1, decoding):
+                self._grow([seq.row])
             else:
-                decoding[row] = False
+                decoding[seq.row] = False
                 self._num_stalled += 1
+
+    def _go_on_with_beams(self, request: Request, decoding: Bools) -> None:
+        if request.beams is None:
+            return  # preempted for one before it
+        growth = BeamGrowth(request, self._replica, self._waiting, self._draft)
+        num_blocks = growth.num_blocks
+        if self._make_room(request.sequences[-1], num_blocks, decoding):
+            growth.go_on()
+        else:
+            self._num_stalled += num_blocks
 
     def _grow(self, rows: list[int]) -> None:
         if rows:
@@ -76,19 +92,35 @@ class TableGrowth:
             table.capacity[rows] += table.block_size
             self._draft.append(rows, blocks)
 
-    def _make_room(self, seq: Sequence, decoding: Bools) -> bool:
-        """Whether a free block is there for `seq`. Victims' blocks that plans in flight still
-        name come later: as long as these suffice for all that wait, nobody else is preempted."""
+    def _make_room(self, seq: Sequence, num_blocks: int, decoding: Bools) -> bool:
+        """Whether so many free blocks are there for `seq`. Victims' blocks that
+        plans in flight still name come later: as long as these suffice for all that wait, nobody
+        else is preempted."""
         replica = self._replica
-        while not replica.kv.pool.num_free:
-            if self._num_stalled < replica.num_deferred_blocks:
+        while (num_missing := num_blocks - replica.kv.pool.num_free) > 0:
+            if self._num_stalled + num_missing <= replica.num_deferred_blocks:
                 return False
             victim = choose_victim(replica, after=seq.key)
             if victim is None:
                 return False
-            decoding[victim.row] = False
-            self._preempt(victim, seq)
+            if victim.request.beams is not None:
+                self._preempt_beams(victim.request, seq)
+            else:
+                decoding[victim.row] = False
+                self._preempt(victim, seq)
         return True
+
+    def _preempt_beams(self, request: Request, winner: Sequence) -> None:
+        """Take the blocks of a whole beam search for `winner`; it begins again."""
+        self._counters.preemptions += 1
+        self._has_preempted = True
+        winner_id = winner.request.id
+        self._stories.note(request.sequences[0], f"gives its blocks to {winner_id}, and waits")
+        for seq in request.sequences:
+            seq.num_preemptions += 1
+            if seq.is_running:
+                self._replica.leave(seq, SequenceState.WAITING)
+                self._waiting.add(seq)
 
     def _preempt(self, victim: Sequence, winner: Sequence) -> None:
         """Take the blocks of `victim` for `winner`, by copying or dropping their content."""

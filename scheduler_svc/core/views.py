@@ -87,6 +87,8 @@ def _view_sequence(seq: Sequence, replicas: dict[ReplicaId, Replica]) -> Sequenc
     num_tokens = len(seq.token_ids)
     if seq.is_running and seq.replica is not None:
         num_tokens = int(replicas[seq.replica].table.num_tokens[seq.row])
+        if seq.request.beams is not None:
+            num_tokens += seq.request.beams.num_tokens
     return SequenceView(
         sequence_index=seq.index,
         state=seq.state,

@@ -18,8 +18,8 @@ class WaitingQueue:
     """Lanes sorted by order key, so that one that comes back stands where it stood before. What
     has run before waits in the common lane, ahead of every new request of a tenant's lane.
 
-    Sequences that are held until their first sibling has computed the prompt count as waiting,
-    but aren't in the order yet.
+    Held sequences count as waiting, but aren't in the order: choices until their first sibling has
+    computed the prompt, and all of a beam search but the one that it starts from.
     """
 
     def __init__(self, policy: SchedulingPolicy) -> None:
@@ -66,27 +66,35 @@ class WaitingQueue:
 
     def add_request(self, request: Request) -> None:
         """A new request: its first sequence in order, the others held."""
-        self.add(request.sequences[0])
-        self._num_held += request.num_held
-        self.num_tokens += request.num_held * request.num_prompt_tokens
+        for seq in request.sequences[1:]:
+            self._hold(seq)
+        self._insert(request.sequences[0])
 
     def add(self, seq: Sequence) -> None:
+        """`seq` waits, in order. One of a beam search is held, until all are: then the first one
+        stands for them."""
         assert seq.state is SequenceState.WAITING
-        name = self._lane_of(seq)
-        if name not in self._lanes:
-            self._lanes[name] = []
-            self._policy.enter(name)
-        insort(self._lanes[name], (seq.key, seq))
-        self._num_in_order += 1
-        self.num_tokens += seq.num_prompt_tokens
+        request = seq.request
+        if request.new.beam is None:
+            self._insert(seq)
+            return
+        self._hold(seq)
+        if request.num_held == len(request.sequences):
+            self.take_held(request.sequences[0])
+            self._insert(request.sequences[0])
+
+    def take_held(self, seq: Sequence) -> None:
+        """A held sequence is no longer."""
+        seq.request.num_held -= 1
+        self._num_held -= 1
+        self.num_tokens -= seq.num_prompt_tokens
 
     def remove(self, seq: Sequence) -> None:
         """Take `seq` out; it must be in the order."""
+        assert self._is_in_order(seq), "the sequence does not wait"
         name = self._lane_of(seq)
         lane = self._lanes[name]
-        at = bisect_left(lane, (seq.key,))
-        assert at < len(lane) and lane[at][1] is seq, "the sequence does not wait"
-        del lane[at]
+        del lane[bisect_left(lane, (seq.key,))]
         if not lane and name != COMMON_LANE:
             del self._lanes[name]
         self._num_in_order -= 1
@@ -101,17 +109,14 @@ class WaitingQueue:
 
     def discard(self, seq: Sequence) -> None:
         """Take a waiting sequence out, whether it is held or in order."""
-        request = seq.request
-        if seq.index > 0 and request.num_held:
-            request.num_held -= 1
-            self._num_held -= 1
-            self.num_tokens -= request.num_prompt_tokens
-        else:
+        if self._is_in_order(seq):
             self.remove(seq)
+        else:
+            self.take_held(seq)
 
     def release_held(self, request: Request) -> None:
         """The first sequence has computed the prompt: the others join the order."""
-        if not request.num_held:
+        if not request.num_held or request.new.beam is not None:
             return
         self._num_held -= request.num_held
         self.num_tokens -= request.num_held * request.num_prompt_tokens
@@ -119,6 +124,25 @@ class WaitingQueue:
         for seq in request.sequences[1:]:
             if seq.state is SequenceState.WAITING:
                 self.add(seq)
+
+    def _insert(self, seq: Sequence) -> None:
+        name = self._lane_of(seq)
+        if name not in self._lanes:
+            self._lanes[name] = []
+            self._policy.enter(name)
+        insort(self._lanes[name], (seq.key, seq))
+        self._num_in_order += 1
+        self.num_tokens += seq.num_prompt_tokens
+
+    def _hold(self, seq: Sequence) -> None:
+        seq.request.num_held += 1
+        self._num_held += 1
+        self.num_tokens += seq.num_prompt_tokens
+
+    def _is_in_order(self, seq: Sequence) -> bool:
+        lane = self._lanes.get(self._lane_of(seq), [])
+        at = bisect_left(lane, (seq.key,))
+        return at < len(lane) and lane[at][1] is seq
 
     def _lane_of(self, seq: Sequence) -> str:
         request = seq.request

@@ -10,14 +10,14 @@ import contextlib
 import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import zmq
 import zmq.asyncio
 
 from protos.quire.worker.v1 import worker_pb2
 from shared.codec import PROTOCOL_VERSION, decode_plan, encode_result
-from shared.plan import SequenceFailure, SequenceStart, StepPlan, StepResult
+from shared.plan import Candidates, SequenceFailure, SequenceStart, StepPlan, StepResult
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -40,6 +40,7 @@ class _State:
     token_ids: list[int]
     num_computed: int
     num_blocks: int
+    num_candidates: int
 
 
 @dataclass
@@ -198,11 +199,19 @@ class FakeWorker:
             self._states.pop(handle, None)
         for start in plan.starts:
             self._start(start)
+        for fork in plan.forks:
+            source = self._states[fork.source]
+            num_blocks = source.num_computed // self.block_size + 1
+            copy = replace(source, token_ids=list(source.token_ids), num_blocks=num_blocks)
+            self._states[fork.handle] = copy
+        for handle, token in zip(plan.chosen_handles, plan.chosen_token_ids, strict=True):
+            self._states[handle].token_ids.append(token)
         for handle in plan.append_handles:
             self._states[handle].num_blocks += 1
         handles: list[int] = []
         token_ids: list[int] = []
         failures: list[SequenceFailure] = []
+        candidates: list[Candidates] = []
         rows = [(handle, 1, True) for handle in plan.decode_handles]
         rows += zip(plan.chunk_handles, plan.chunk_num_tokens, plan.chunk_samples, strict=True)
         for handle, num_tokens, samples in rows:
@@ -215,16 +224,29 @@ class FakeWorker:
             assert state.num_computed <= len(state.token_ids), "more computed than known"
             assert state.num_computed <= state.num_blocks * self.block_size, "beyond its blocks"
             assert samples == (state.num_computed == len(state.token_ids)), "samples wrongly"
-            if samples:
+            if samples and state.num_candidates:
+                candidates.append(self._candidates(handle, state))
+            elif samples:
                 token = self.next_token(state.token_ids)
                 state.token_ids.append(token)
                 handles.append(handle)
                 token_ids.append(token)
-        return StepResult(plan.step, handles, token_ids, failures, execute_s=0.001)
+        return StepResult(plan.step, handles, token_ids, failures, 0.001, candidates)
+
+    def _candidates(self, handle: int, state: _State) -> Candidates:
+        """The next token is certain; after it come the other letters, ever less likely."""
+        token = self.next_token(state.token_ids)
+        ranked = [token, *(other for other in range(97, 123) if other != token)]
+        ranked += [other for other in range(256) if other not in ranked]
+        del ranked[state.num_candidates :]
+        return Candidates(handle, ranked, [-float(rank) for rank in range(len(ranked))])
 
     def _start(self, start: SequenceStart) -> None:
         self._states[start.handle] = _State(
-            list(start.token_ids), start.num_computed_tokens, len(start.block_table)
+            list(start.token_ids),
+            start.num_computed_tokens,
+            len(start.block_table),
+            start.num_candidates,
         )
 
 

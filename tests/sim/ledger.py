@@ -35,6 +35,17 @@ class BlockLedger:
         for start in plan.starts:
             self._tables[start.handle] = list(start.block_table)
             given.update(start.block_table[start.num_computed_tokens // self.block_size :])
+        copied = {
+            block
+            for op in plan.cache_ops
+            if op.kind is CacheOpKind.COPY
+            for block in op.target_blocks
+        }
+        for fork in plan.forks:
+            source = self._tables[fork.source]
+            full = source[:-1] if fork.block in copied else source
+            self._tables[fork.handle] = [*full, fork.block]
+            given.add(fork.block)
         for handle, block in zip(plan.append_handles, plan.append_blocks, strict=True):
             self._tables[handle].append(block)
         named = _Named(set(), set())

@@ -21,6 +21,7 @@ from scheduler_svc.core.messages import (
     RequestRecovered,
     RequestStarted,
     SequenceFinished,
+    TokensAppended,
     TokensStep,
 )
 from scheduler_svc.core.policy import PolicyKind
@@ -28,13 +29,15 @@ from scheduler_svc.core.scheduler import Scheduler
 from shared.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from shared.ids import ReplicaId, RequestId
 from shared.plan import StepPlan, StepResult
-from shared.sampling import SamplingParams
+from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 from tests.sim.ledger import BlockLedger
-from tests.sim.model import NUM_TOKEN_IDS, answer
+from tests.sim.model import NUM_TOKEN_IDS, answers_of, is_beam_answer
 from tests.sim.worker import SimWorker
 
 BLOCK_SIZE = 4
 MAX_REPLICAS = 3
+NUM_BLOCKS = range(6, 15)
+"""How many a replica's pool may have."""
 SETTLING_ROUNDS = 3000
 
 
@@ -80,6 +83,7 @@ class Simulator:
         self.now = 0.0
         self.links: dict[ReplicaId, Link] = {}
         self.streams: dict[RequestId, list[Stream]] = {}
+        self._searches: dict[RequestId, NewRequest] = {}
         self.tally: dict[str, int] = {}
         self._chaos = rng.choice((0.0, 0.3, 1.0))
         self._num_replicas = 0
@@ -151,6 +155,15 @@ class Simulator:
         if rng.random() < 0.6:
             prompt = rng.choice(self._prefixes) + prompt * (rng.random() < 0.8)
         self._num_requests += 1
+        num_sequences = rng.choice((1, 1, 1, 2, 3))
+        beam = None
+        if rng.random() < 0.2:
+            beam = BeamParams(
+                width=max(2, num_sequences),
+                length_penalty=rng.choice((-1.0, 0.0, 1.0)),
+                early_stopping=rng.choice(list(EarlyStopping)),
+                num_return=num_sequences,
+            )
         request = NewRequest(
             request_id=RequestId(f"r{self._num_requests}"),
             prompt_token_ids=prompt,
@@ -158,7 +171,8 @@ class Simulator:
             max_tokens=rng.choice((1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, 20, 30)),
             eos_token_ids=frozenset(self._tokens(rng.choice((0, 0, 1, 3)))),
             stop_token_ids=frozenset(self._tokens(rng.choice((0, 0, 3)))),
-            num_sequences=rng.choice((1, 1, 1, 2, 3)),
+            num_sequences=num_sequences,
+            beam=beam,
             priority=rng.choice((0, 0, 0, 1, -1)),
             queue_timeout_s=rng.choice((None, None, 3.0)),
             deadline_s=rng.choice((None, None, 4.0)),
@@ -171,8 +185,11 @@ class Simulator:
         except (Unavailable, InvalidArgument, ResourceExhausted, DeadlineExceeded) as error:
             self._count(type(error).__name__)
             return
+        if beam is not None:
+            self._count("beam")
+            self._searches[request.request_id] = request
         self.streams[request.request_id] = [
-            Stream(*answer(request, index, BLOCK_SIZE)) for index in range(request.num_sequences)
+            Stream(*expected) for expected in answers_of(request, BLOCK_SIZE)
         ]
 
     def _abort(self) -> None:
@@ -209,6 +226,9 @@ class Simulator:
         assert stream.is_open, "a sequence ended twice"
         stream.is_open = False
         if not any(other.is_open for other in self.streams[request_id]):
+            if request_id in self._searches:
+                got = [(stream.received, stream.reason) for stream in self.streams[request_id]]
+                assert is_beam_answer(self._searches[request_id], got, BLOCK_SIZE, NUM_BLOCKS)
             del self.streams[request_id]
 
     def _take(self, events: list[Event]) -> None:
@@ -222,6 +242,8 @@ class Simulator:
                     stream.received.append(token)
                     at = len(stream.received)
                     assert stream.received[-1] == stream.expected[at - 1], (ref, at)
+            elif isinstance(event, TokensAppended):
+                self._take_answer(event)
             elif isinstance(event, SequenceFinished):
                 self._check_end(event)
             elif isinstance(event, RequestFailed):
@@ -231,10 +253,18 @@ class Simulator:
                 assert isinstance(event, RequestStarted | RequestRecovered)
                 assert event.request_id in self.streams
 
+    def _take_answer(self, event: TokensAppended) -> None:
+        """The whole answer of a beam search comes at once."""
+        stream = self.streams[event.request_id][event.sequence_index]
+        assert stream.is_open and not stream.received
+        stream.received = list(event.token_ids)
+
     def _check_end(self, event: SequenceFinished) -> None:
         stream = self.streams[event.request_id][event.sequence_index]
         self._count(event.reason.name)
-        if event.reason is FinishReason.CONTEXT_LIMIT:
+        if event.request_id in self._searches:
+            stream.expected, stream.reason = stream.received, event.reason
+        elif event.reason is FinishReason.CONTEXT_LIMIT:
             is_cut = len(stream.received) < len(stream.expected)
             assert is_cut or stream.reason is not FinishReason.MAX_TOKENS
         else:
@@ -296,7 +326,7 @@ class Simulator:
             return
         self._num_replicas += 1
         replica = ReplicaId(self._num_replicas)
-        num_blocks, num_host_blocks = self.rng.randint(6, 14), self.rng.choice((0, 2, 16))
+        num_blocks, num_host_blocks = self.rng.choice(NUM_BLOCKS), self.rng.choice((0, 2, 16))
         self.links[replica] = Link(SimWorker(num_blocks, num_host_blocks, BLOCK_SIZE))
         capacity = ReplicaCapacity(
             num_device_blocks=num_blocks,

@@ -7,10 +7,18 @@ so the tokens it draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shared.plan import CacheOpKind, SequenceFailure, SequenceStart, StepPlan, StepResult
-from tests.sim.model import ROOT, draw, extend
+from shared.plan import (
+    CacheOpKind,
+    Candidates,
+    Fork,
+    SequenceFailure,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
+from tests.sim.model import ROOT, candidates, draw, extend
 
 RUBBISH = -7
 
@@ -24,6 +32,7 @@ class WorkerSequence:
     block_table: list[int]
     seed: int
     index: int
+    num_candidates: int
 
 
 class SimWorker:
@@ -57,17 +66,21 @@ class SimWorker:
         for handle, num_new, _ in work:
             if handle in self._broken:
                 self._spoil(handle, num_new)
-        sampled = [
-            (handle, self._compute(handle, num_new, samples))
-            for handle, num_new, samples in work
-            if handle not in self._broken
-        ]
-        drawn = [(handle, token) for handle, token in sampled if token is not None]
+        handles, token_ids, found = [], [], []
+        for handle, num_new, samples in work:
+            if handle in self._broken or not self._compute(handle, num_new, samples):
+                continue
+            if self.sequences[handle].num_candidates:
+                found.append(self._candidates(handle))
+            else:
+                handles.append(handle)
+                token_ids.append(self._draw(handle))
         return StepResult(
             step=plan.step,
-            handles=tuple(handle for handle, _ in drawn),
-            token_ids=tuple(token for _, token in drawn),
+            handles=handles,
+            token_ids=token_ids,
             failures=tuple(SequenceFailure(handle, "it failed") for handle in failed),
+            candidates=found,
         )
 
     def _enter(self, plan: StepPlan) -> None:
@@ -80,6 +93,12 @@ class SimWorker:
         for start in plan.starts:
             assert start.handle not in self.sequences, "a handle is given twice"
             self.sequences[start.handle] = self._start(start)
+        forked = {fork.handle: self._fork(fork) for fork in plan.forks}
+        assert len(forked) == len(plan.forks), "a handle is forked twice"
+        self.sequences.update(forked)
+        for handle, token in zip(plan.chosen_handles, plan.chosen_token_ids, strict=True):
+            assert self.sequences[handle].num_candidates, "a token is chosen for it"
+            self.sequences[handle].token_ids.append(token)
         for handle, block in zip(plan.append_handles, plan.append_blocks, strict=True):
             self.sequences[handle].block_table.append(block)
 
@@ -91,7 +110,16 @@ class SimWorker:
             list(start.block_table),
             start.sampling.seed,
             start.sequence_index,
+            start.num_candidates,
         )
+
+    def _fork(self, fork: Fork) -> WorkerSequence:
+        assert fork.handle not in self.sequences, "a handle is given twice"
+        source = self.sequences[fork.source]
+        assert source.num_candidates and source.num_computed == len(source.token_ids)
+        shared = source.block_table[: source.num_computed // self.block_size]
+        table = [*shared, fork.block]
+        return replace(source, token_ids=list(source.token_ids), block_table=table)
 
     def _move(self, kind: CacheOpKind, sources: list[int], targets: list[int]) -> None:
         assert len(set(targets)) == len(targets) == len(sources)
@@ -101,8 +129,8 @@ class SimWorker:
         for source, target in zip(sources, targets, strict=True):
             target_pool[target] = list(source_pool[source])
 
-    def _compute(self, handle: int, num_new: int, samples: bool) -> int | None:
-        """Fill the slots of `num_new` tokens; the next token if the step samples it."""
+    def _compute(self, handle: int, num_new: int, samples: bool) -> bool:
+        """Fill the slots of `num_new` tokens; whether the next token is due."""
         seq = self.sequences[handle]
         for position in range(seq.num_computed, seq.num_computed + num_new):
             block = self._device[seq.block_table[position // self.block_size]]
@@ -110,15 +138,23 @@ class SimWorker:
                 self._read(seq, position - 1), seq.token_ids[position]
             )
         seq.num_computed += num_new
-        if not samples:
-            assert seq.num_computed < len(seq.token_ids)
-            return None
-        assert seq.num_computed == len(seq.token_ids), "a sample before the last token"
-        ends = range(self.block_size - 1, seq.num_computed - 1, self.block_size)
-        states = [self._read(seq, position) for position in (*ends, seq.num_computed - 1)]
-        token = draw(states, seq.seed, seq.index, len(seq.token_ids))
+        assert samples == (seq.num_computed == len(seq.token_ids)), "samples in the middle"
+        return samples
+
+    def _draw(self, handle: int) -> int:
+        seq = self.sequences[handle]
+        token = draw(self._states(seq), seq.seed, seq.index, len(seq.token_ids))
         seq.token_ids.append(token)
         return token
+
+    def _candidates(self, handle: int) -> Candidates:
+        seq = self.sequences[handle]
+        return Candidates(handle, *candidates(self._states(seq), seq.num_candidates))
+
+    def _states(self, seq: WorkerSequence) -> list[int]:
+        """What attention reads."""
+        ends = range(self.block_size - 1, seq.num_computed - 1, self.block_size)
+        return [self._read(seq, position) for position in (*ends, seq.num_computed - 1)]
 
     def _spoil(self, handle: int, num_new: int) -> None:
         """A failed sequence leaves rubbish where its tokens were to go."""

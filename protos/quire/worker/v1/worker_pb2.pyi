@@ -129,7 +129,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
-    __slots__ = ("handle", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_table", "sampling", "sequence_index")
+    __slots__ = ("handle", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_table", "sampling", "sequence_index", "num_candidates")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class SequenceStart(_message.Message):
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     handle: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -144,7 +145,18 @@ class SequenceStart(_message.Message):
     block_table: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     sequence_index: int
-    def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_table: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., sequence_index: _Optional[int] = ...) -> None: ...
+    num_candidates: int
+    def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_table: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., sequence_index: _Optional[int] = ..., num_candidates: _Optional[int] = ...) -> None: ...
+
+class Fork(_message.Message):
+    __slots__ = ("handle", "source_handle", "block")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    source_handle: int
+    block: int
+    def __init__(self, handle: _Optional[int] = ..., source_handle: _Optional[int] = ..., block: _Optional[int] = ...) -> None: ...
 
 class CacheOp(_message.Message):
     __slots__ = ("id", "kind", "source_blocks", "target_blocks")
@@ -159,7 +171,7 @@ class CacheOp(_message.Message):
     def __init__(self, id: _Optional[int] = ..., kind: _Optional[_Union[CacheOpKind, str]] = ..., source_blocks: _Optional[_Iterable[int]] = ..., target_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "base_step", "reset", "finished_handles", "starts", "append_handles", "append_blocks", "cache_ops", "decode_handles", "chunk_handles", "chunk_num_tokens", "chunk_samples")
+    __slots__ = ("step", "base_step", "reset", "finished_handles", "starts", "append_handles", "append_blocks", "cache_ops", "decode_handles", "chunk_handles", "chunk_num_tokens", "chunk_samples", "forks", "chosen_handles", "chosen_token_ids")
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_STEP_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +184,9 @@ class StepPlan(_message.Message):
     CHUNK_HANDLES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FORKS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     step: int
     base_step: int
     reset: bool
@@ -184,21 +199,36 @@ class StepPlan(_message.Message):
     chunk_handles: _containers.RepeatedScalarFieldContainer[int]
     chunk_num_tokens: _containers.RepeatedScalarFieldContainer[int]
     chunk_samples: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, step: _Optional[int] = ..., base_step: _Optional[int] = ..., reset: _Optional[bool] = ..., finished_handles: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_handles: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., cache_ops: _Optional[_Iterable[_Union[CacheOp, _Mapping]]] = ..., decode_handles: _Optional[_Iterable[int]] = ..., chunk_handles: _Optional[_Iterable[int]] = ..., chunk_num_tokens: _Optional[_Iterable[int]] = ..., chunk_samples: _Optional[_Iterable[bool]] = ...) -> None: ...
+    forks: _containers.RepeatedCompositeFieldContainer[Fork]
+    chosen_handles: _containers.RepeatedScalarFieldContainer[int]
+    chosen_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., base_step: _Optional[int] = ..., reset: _Optional[bool] = ..., finished_handles: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_handles: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., cache_ops: _Optional[_Iterable[_Union[CacheOp, _Mapping]]] = ..., decode_handles: _Optional[_Iterable[int]] = ..., chunk_handles: _Optional[_Iterable[int]] = ..., chunk_num_tokens: _Optional[_Iterable[int]] = ..., chunk_samples: _Optional[_Iterable[bool]] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., chosen_handles: _Optional[_Iterable[int]] = ..., chosen_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Candidates(_message.Message):
+    __slots__ = ("handle", "token_ids", "log_probs")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    log_probs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "handles", "token_ids", "failures", "execute_s")
+    __slots__ = ("step", "handles", "token_ids", "failures", "execute_s", "candidates")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_S_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     step: int
     handles: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     failures: _containers.RepeatedCompositeFieldContainer[SequenceFailure]
     execute_s: float
-    def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., execute_s: _Optional[float] = ...) -> None: ...
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidates]
+    def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., execute_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidates, _Mapping]]] = ...) -> None: ...
 
 class SequenceFailure(_message.Message):
     __slots__ = ("handle", "message")
