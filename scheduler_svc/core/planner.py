@@ -68,6 +68,7 @@ class StepPlanner:
         self._draft = StepDraft(replica.last_step + 1)
         self._token_budget = replica.token_budget
         self._time_budget_s: float | None = None
+        self._num_chunk_tokens = 0
         self._chunk_attention = 0.0
         self._decodes: Ints = NO_ROWS
 
@@ -115,6 +116,7 @@ class StepPlanner:
             num_new = min(num_new, max(MIN_CHUNK_TOKENS, cost.chunk_tokens(depth, left_s)))
             self._time_budget_s = left_s - cost.prefill_s(depth, num_new)
         self._token_budget -= num_new
+        self._num_chunk_tokens += num_new
         self._chunk_attention += attention_of(depth, num_new)
         end, is_all = depth + num_new, num_new == remaining
         self._note_chunk(seq, num_new, is_last=is_all)
@@ -162,15 +164,15 @@ class StepPlanner:
 
     def _decode_work(self) -> StepWork:
         context = self._replica.table.num_computed[self._decodes].sum()
-        return StepWork(num_decodes=self._decodes.size, decode_context=int(context))
+        num_rows = self._decodes.size + self._draft.num_beams
+        return StepWork(num_decodes=num_rows, decode_context=int(context))
 
     def _work(self) -> StepWork | None:
         """What the cost model is to learn from; None for a step like many others."""
-        num_chunk_tokens = self._replica.token_budget - self._decodes.size - self._token_budget
-        if not num_chunk_tokens and self._draft.record.step % LEARNING_INTERVAL:
+        if not self._num_chunk_tokens and self._draft.record.step % LEARNING_INTERVAL:
             return None
         return self._decode_work()._replace(
-            num_chunk_tokens=num_chunk_tokens, chunk_attention=self._chunk_attention
+            num_chunk_tokens=self._num_chunk_tokens, chunk_attention=self._chunk_attention
         )
 
     # -- ways in ------------------------------------------------------------------------------

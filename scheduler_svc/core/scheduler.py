@@ -214,6 +214,7 @@ class Scheduler:
             events.append(TokensStep(outcome.refs, outcome.token_ids))
         events.extend(self._finish(ending) for ending in outcome.endings)
         for request, answers in apply_candidates(source, record, result, self._waiting):
+            self._stories.tell(request, "finished its beam search")
             self._end_request(request)
             events += answers
         source.settle(record)
