@@ -18,7 +18,7 @@ from cli.connection import (
     TlsCaOption,
     TokenFileOption,
 )
-from cli.errors import from_rpc_error
+from cli.errors import EXIT_USAGE, CommandError, from_rpc_error
 from cli.sampling_options import (
     MaxTokensOption,
     MinPOption,
@@ -30,6 +30,7 @@ from cli.sampling_options import (
     sampling_params,
     stopping_params,
 )
+from cli.several import show_sequences
 from protos.quire.inference.v1 import inference_pb2
 
 
@@ -52,6 +53,12 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="go on after the end of the text")
     ] = False,
+    n: Annotated[
+        int | None, typer.Option("--n", min=1, help="answers to draw; shown when all are complete")
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(min=2, help="search with so many beams instead of drawing")
+    ] = None,
     priority: Annotated[int, typer.Option(help="larger is more important")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object instead of text")
@@ -61,16 +68,23 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     request = inference_pb2.GenerateRequest(
         model=model,
-        sampling=sampling_params(temperature, top_k, top_p, min_p, seed),
+        sampling=sampling_params(temperature, top_k, top_p, min_p, seed, n),
         stopping=stopping_params(max_tokens, stop, ignore_eos or None),
         priority=priority,
     )
+    if beams is not None:
+        if request.sampling != inference_pb2.SamplingParams():
+            raise CommandError("--beams draws nothing: give no option of sampling", EXIT_USAGE)
+        request.beam.CopyFrom(inference_pb2.BeamParams(width=beams, num_return=beams))
     if chat:
         request.chat.messages.add(role="user", content=text)
     else:
         request.text = text
     target = Server.from_options(server, tls_ca, client_token_file)
     with target.connect() as channel:
+        if beams is not None or (n or 1) > 1:
+            show_sequences(channel, request, target.metadata, as_json=as_json)
+            return
         answer = Answer(channel, request, target.metadata)
         try:
             for piece in answer.texts():

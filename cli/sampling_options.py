@@ -26,10 +26,11 @@ def sampling_params(
     top_p: float | None,
     min_p: float | None,
     seed: int | None,
+    n: int | None = None,
 ) -> inference_pb2.SamplingParams:
     """What is None stays absent, so that the server's default holds and its checks speak."""
     return inference_pb2.SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n
     )
 
 

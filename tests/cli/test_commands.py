@@ -55,6 +55,19 @@ def test_generate_json_is_one_object(server: FakeServer, quire: Quire) -> None:
     assert (figures["num_prompt_tokens"], figures["num_output_tokens"]) == (2, 2)
 
 
+def test_generate_asks_for_choices_or_beams(server: FakeServer, quire: Quire) -> None:
+    ended = quire("generate", "a", "--n", "2", "--max-tokens", "2", "--server", server.address)
+    assert ended.out == "[0] w0 w1 \n"
+    ended = quire("generate", "a", "--beams", "4", "--json", "--server", server.address)
+    [shown] = json.loads(ended.out)["sequences"]
+    assert shown["token_ids"] == [0, 1, 2] and shown["finish_reason"] == "MAX_TOKENS"
+    choices, search = server.requests
+    assert choices.sampling.n == 2
+    assert (search.beam.width, search.beam.num_return) == (4, 4)
+    mixed = quire("generate", "a", "--beams", "4", "--seed", "1", "--server", server.address)
+    assert mixed.code == 2 and "--beams" in mixed.err
+
+
 def test_the_token_is_shown_to_the_server(server: FakeServer, quire: Quire, tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("s3cret\n")
