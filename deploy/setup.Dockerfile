@@ -19,4 +19,5 @@ ENV PYTHONDONTWRITEBYTECODE=1 \
     QUIRE_WORKER_SECRET_FILE=/run/quire/worker.secret
 WORKDIR /app
 USER 10001:10001
+HEALTHCHECK --interval=10s CMD ["test", "-s", "/run/quire/worker.secret"]
 CMD ["sh", "setup.sh"]
