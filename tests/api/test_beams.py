@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
@@ -12,14 +14,14 @@ from tests.api.tiny_model import VOCAB_SIZE
 Beam = inference_pb2.BeamParams
 Stopping = inference_pb2.StoppingParams
 
-BAD_REQUESTS = [
+BAD_REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("beam.width", {"beam": Beam(width=1)}),
     ("beam.width", {"beam": Beam(width=17)}),
     ("beam.num_return", {"beam": Beam(width=4, num_return=0)}),
     ("beam.num_return", {"beam": Beam(width=4, num_return=5)}),
     ("beam.length_penalty", {"beam": Beam(width=4, length_penalty=float("nan"))}),
     ("beam.length_penalty", {"beam": Beam(width=4, length_penalty=4.5)}),
-    ("beam.early_stopping", {"beam": Beam(width=4, early_stopping=9)}),
+    ("beam.early_stopping", {"beam": Beam(width=4, early_stopping=9)}),  # type: ignore[arg-type]
     ("stopping.stop_strings", {"beam": Beam(width=4), "stop": ("x",)}),
 ]
 
