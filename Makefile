@@ -15,7 +15,7 @@ PACKAGES := shared protos scheduler_svc worker_svc kernels cli bench deploy test
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model native proto lint test demo sim nightly bench bench-scheduler clean
+.PHONY: help setup model native proto lint test demo sim nightly bench bench-scheduler bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' \
@@ -26,7 +26,7 @@ setup: $(VENV)/.stamp ## Make .venv with everything pinned (a second run does no
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python"; exit 1; }
 	@echo "setup 1/3: virtual environment in $(VENV)"
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@echo "setup 2/3: packages, pinned in constraints.txt (some minutes the first time)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[worker,dev]'
@@ -52,7 +52,9 @@ lint: $(VENV)/.stamp ## ruff, mypy and buf
 	cd protos && ../$(BIN)/buf format -d --exit-code
 
 test: setup model lint native ## Everything that must hold: lint and all tests
-	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest --durations=8
+	$(BIN)/python -m kernels.cpu build --isa portable
+	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/e2e
+	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest --durations=8 tests/e2e
 
 # SEEDS worlds from SEED on; SEED=S SEEDS=1 replays one that failed.
 SEEDS ?= 100
@@ -80,5 +82,9 @@ bench-scheduler: $(VENV)/.stamp ## Cost of scheduling a decode step of 256 and 1
 	for running in 256 1024; do $(BIN)/python -m bench.scheduler --running $$running \
 	  --waiting 100000 --json bench/results/scheduler-$$running.json || exit 1; done
 
+bench-peers: setup model native ## Measure Quire beside llama-server and OpenVINO GenAI (sets them up)
+	PYTHON=$(abspath $(BIN))/python bench/peers/setup.sh
+	$(BIN)/python -m bench.peers --rounds 3 --model "$(MODEL)"
+
 clean: ## Remove what the targets above made here (the model stays)
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results
+	rm -rf $(VENV) build kernels/cpu/build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results

@@ -28,6 +28,7 @@ from cli.supervisor import Fleet, Supervisor
 from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 
 POLL_S = 0.1
+COMMAND_STOP_S = 10.0
 ADMIN_TIMEOUT_S = 2.0
 REMOTE_ONLY = ("QUIRE_TLS_CERT", "QUIRE_TOKEN_FILE")
 """Settings of a scheduler that others reach; `serve` would not get through to its own."""
@@ -230,9 +231,20 @@ def _run_command(
             time.sleep(POLL_S)
         return EXIT_INTERRUPTED if code is None else code
     finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait()
+        _end_command(process, stop)
+
+
+def _end_command(process: subprocess.Popen[bytes], stop: Stop) -> None:
+    """Asks the command to end; kills it after COMMAND_STOP_S, or at once on a second signal."""
+    if process.poll() is None:
+        process.terminate()
+    deadline_s = time.monotonic() + COMMAND_STOP_S
+    while process.poll() is None:
+        if stop.at_once() or time.monotonic() > deadline_s:
+            process.kill()
+            process.wait()
+            return
+        time.sleep(POLL_S)
 
 
 def _flags(**values: object) -> list[str]:

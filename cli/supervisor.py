@@ -94,7 +94,9 @@ class Supervisor:
             self._end(worker, deadline_s - time.monotonic(), at_once)
 
     def _start_worker(self, seat: _WorkerSeat) -> None:
-        seat.child = Child(seat.name, "worker_svc", seat.arguments, self._on_line)
+        seat.child = Child(
+            seat.name, "worker_svc", [*seat.arguments, "--exit-with-parent"], self._on_line
+        )
 
     def _worker_died(self, seat: _WorkerSeat, child: Child, code: int) -> None:
         if not self._began:

@@ -39,6 +39,8 @@ from shared.transport import PeerGone, RouterLink
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
+MAX_CHECKED_BLOCKS = 1 << 14
+"""Larger pools are not checked when idle: it would hold up the loop, and so the next request."""
 
 
 class Engine:
@@ -199,8 +201,8 @@ class Engine:
                     self._submit(message, now)
                 case Abort(request_id, sink):
                     self._live.abandon(request_id, sink)
-                case StopSequence(request_id, sequence_index):
-                    self._live.stop(request_id, sequence_index, now)
+                case StopSequence(request_id, sequence_index, sink):
+                    self._live.stop(request_id, sequence_index, sink, now)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -291,7 +293,9 @@ class Engine:
         if self._live or self._is_checked:
             return
         if all(not member.in_flight for member in self.registry.members()):
-            self.scheduler.check_invariants()
+            pools = self.scheduler.replicas()
+            if sum(pool.num_blocks + pool.num_host_blocks for pool in pools) <= MAX_CHECKED_BLOCKS:
+                self.scheduler.check_invariants()
             self._is_checked = True
 
     def _report_defect(self) -> None:

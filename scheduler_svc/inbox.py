@@ -38,10 +38,11 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class StopSequence:
-    """A stop string ended a sequence."""
+    """A stop string ended a sequence. A sink names whose, as ids are used again."""
 
     request_id: RequestId
     sequence_index: int
+    sink: RequestSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,14 @@ class LiveRequests:
             self._counters["requests_aborted"] += 1
             self._remove(request_id)
 
-    def stop(self, request_id: RequestId, sequence_index: int, now: float) -> None:
-        """A stop string ended a sequence; nothing happens if it has ended by itself."""
+    def stop(
+        self, request_id: RequestId, sequence_index: int, sink: RequestSink, now: float
+    ) -> None:
+        """A stop string ended a sequence; nothing happens if it has ended by itself, also when
+        its request's id lives again with another sink."""
+        live = self._live.get(request_id)
+        if live is None or live.sink is not sink:
+            return
         end = self._scheduler.finish_sequence(request_id, sequence_index)
         if end is not None:
             self._deliver(end, now)

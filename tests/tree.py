@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MADE = {
+    ".venv",
+    "build",
+    "node_modules",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+}
 PACKAGES = ("shared", "scheduler_svc", "worker_svc", "kernels", "cli", "bench", "deploy", "tests")
 
 
@@ -50,12 +60,15 @@ def imports_of(file: Path, source: str) -> list[Import]:
 
 
 def tracked_files() -> list[Path]:
-    """Every file that git knows, relative to ROOT; every file on disk outside a checkout."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if listing.returncode == 0:
+    """Every file that git knows, relative to ROOT; outside a checkout every file on disk."""
+    listing = None
+    if shutil.which("git"):
+        listing = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    if listing is not None and listing.returncode == 0:
         files = [Path(name) for name in listing.stdout.split("\0") if name]
     else:
-        files = [path.relative_to(ROOT) for path in ROOT.rglob("*") if ".venv" not in path.parts]
+        on_disk = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+        files = [path for path in on_disk if MADE.isdisjoint(path.parts)]
     return [file for file in files if (ROOT / file).is_file()]

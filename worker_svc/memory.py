@@ -21,6 +21,7 @@ HOST_POOL_SHARE = 0.125
 HOST_POOL_BYTES = {"cpu": GIB, "cuda": 16 * GIB}
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
 
 
 def num_device_blocks(
@@ -71,5 +72,12 @@ def free_host_bytes() -> int:
     assert match is not None, "Linux has told MemAvailable since 3.14"
     free = int(match[1]) * 1024
     if CGROUP_LIMIT.exists() and (limit := CGROUP_LIMIT.read_text().strip()) != "max":
-        free = min(free, max(0, int(limit) - int(CGROUP_USED.read_text())))
+        used = int(CGROUP_USED.read_text()) - _cached_file_bytes()
+        free = min(free, max(0, int(limit) - used))
     return free
+
+
+def _cached_file_bytes() -> int:
+    """The container's cached file pages, which the system takes back when memory is wanted."""
+    found = re.findall(r"^(?:in)?active_file (\d+)$", CGROUP_STAT.read_text(), re.MULTILINE)
+    return sum(map(int, found))

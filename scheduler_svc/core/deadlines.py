@@ -15,8 +15,13 @@ SHARE_MEMORY = 0.95
 """What the share of uncached tokens so far weighs beside a request that starts."""
 
 
+MIN_SWEEP_SIZE = 256
+"""Entries below which the heap is left alone."""
+
+
 class Deadlines:
-    """A heap of due times; those of requests that have started or ended leave when they come up.
+    """A heap of due times. Those of requests that have started or ended leave when they come up,
+    or are swept out when the heap has doubled, so that it holds no ended request for long.
 
     A request is due when it must start at the latest: at the end of its queue timeout, or so long
     before its deadline as its prompt takes to compute. Estimates err towards hope: what is refused
@@ -25,6 +30,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
+        self._sweep_size = MIN_SWEEP_SIZE
         self._uncached_share = 1.0
 
     def note_start(self, num_tokens: int, num_cached: int) -> None:
@@ -52,16 +58,23 @@ class Deadlines:
         """Watch a request that waits, if it has a deadline."""
         due_s = latest_start_s(request, usable)
         if due_s < math.inf:
+            if len(self._heap) >= self._sweep_size:
+                self._sweep()
             heapq.heappush(self._heap, (due_s, request.arrival_number, request))
 
     def next(self) -> float | None:
         """The first due time that can still pass; None if there is none."""
         while self._heap:
             due_s, _, request = self._heap[0]
-            if not request.is_started and not request.is_finished:
+            if _waits(request):
                 return due_s
             heapq.heappop(self._heap)
         return None
+
+    def _sweep(self) -> None:
+        self._heap = [entry for entry in self._heap if _waits(entry[2])]
+        heapq.heapify(self._heap)
+        self._sweep_size = max(MIN_SWEEP_SIZE, 2 * len(self._heap))
 
     def pop_due(self, usable: Collection[Replica], now: float) -> Request | None:
         """The next request that is too late to start. Caches and rates have changed since a due
@@ -72,6 +85,10 @@ class Deadlines:
                 return request
             self.add(request, usable)
         return None
+
+
+def _waits(request: Request) -> bool:
+    return not request.is_started and not request.is_finished
 
 
 def latest_start_s(request: Request, usable: Collection[Replica]) -> float:

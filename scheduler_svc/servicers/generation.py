@@ -99,7 +99,9 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
             new_text=partial(
                 self._text_model.stream, request.prompt_token_ids, admitted.stop_strings
             ),
-            stop_sequence=lambda index: self._engine.post(StopSequence(request.request_id, index)),
+            stop_sequence=lambda index: self._engine.post(
+                StopSequence(request.request_id, index, stream)
+            ),
             arrival_s=arrival_s,
         )
         self._engine.post(Submit(request, stream))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.messages import FailureKind
+from scheduler_svc.core.request import Request
 from shared.errors import DeadlineExceeded
 from shared.ids import RequestId
 from tests.core.driver import BLOCK_SIZE, Driver, make_request
@@ -49,6 +52,16 @@ def test_a_preempted_request_has_started_and_knows_no_timeout() -> None:
     assert driver.scheduler.tick(driver.now) == []
     driver.run()
     assert not driver.failed
+
+
+def test_ended_requests_are_forgotten_long_before_their_deadline() -> None:
+    driver = Driver()
+    driver.join()
+    for number in range(1000):
+        driver.submit(make_request(f"r{number}", 4, deadline_s=1e9))
+        driver.scheduler.abort(RequestId(f"r{number}"))
+    gc.collect()
+    assert sum(isinstance(entry, Request) for entry in gc.get_objects()) < 600
 
 
 # -- deadlines ------------------------------------------------------------------------------------

@@ -1,20 +1,12 @@
-"""Kernel tests run on the device where there is one, and in Triton's interpreter elsewhere.
-
-The variable must be set before any `triton.jit` decorates, so it is set here, before imports.
-"""
+"""Kernel tests run on the device where there is one, and in Triton's interpreter elsewhere
+(`tests/conftest.py` chooses)."""
 
 from __future__ import annotations
-
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from typing import Any
 
 import pytest
+import torch
 from triton.runtime import interpreter
 
 INTERPRETED = not torch.cuda.is_available()
