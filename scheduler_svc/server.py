@@ -15,10 +15,11 @@ from grpc_reflection.v1alpha import reflection
 from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.admission import Admission
-from scheduler_svc.config import SchedulerServiceConfig, SecurityConfig
+from scheduler_svc.config import SchedulerServiceConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.recorder import Record, RecordingScheduler
+from scheduler_svc.security_config import SecurityConfig
 from scheduler_svc.servicers.admin import AdminServicer
 from scheduler_svc.servicers.auth import AuthInterceptor, TokenBook
 from scheduler_svc.servicers.errors import ErrorInterceptor

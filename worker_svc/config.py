@@ -1,20 +1,17 @@
-"""The worker's configuration: frozen, composed, resolved once from flags and environment.
-
-Each option is a flag; `--kv-memory` may also come as QUIRE_KV_MEMORY, and the flag wins.
-"""
+"""The worker's configuration: frozen, composed, resolved once from flags and environment."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
 from shared.endpoint import Endpoint
 from shared.errors import ConfigError
+from shared.flags import Flag, Switch, one_of, parse_flags, positive_int
 from shared.logs import LEVELS, LogFormat
 from shared.secret_file import read_secret
 
@@ -71,13 +68,6 @@ class WorkerConfig:
     log_format: LogFormat = "text"
 
 
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 def _gib(text: str) -> int:
     value = float(text)
     if not 0 <= value < 1 << 20:
@@ -86,19 +76,10 @@ def _gib(text: str) -> int:
 
 
 def _block_size(text: str) -> int:
-    value = _positive_int(text)
+    value = positive_int(text)
     if value % 8 or value > 256:
         raise argparse.ArgumentTypeError("must be a multiple of 8, at most 256")
     return value
-
-
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    def convert(text: str) -> str:
-        if text not in choices:
-            raise argparse.ArgumentTypeError(f"must be one of {', '.join(choices)}")
-        return text
-
-    return convert
 
 
 def _worker_id(text: str) -> str:
@@ -107,35 +88,31 @@ def _worker_id(text: str) -> str:
     return text
 
 
-_OPTIONS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
-    ("--model", Path, None, "GGUF file, or folder with config.json and safetensors"),
-    ("--scheduler-endpoint", str, "tcp://127.0.0.1:50053", "the scheduler's tcp:// or ipc://"),
-    ("--worker-secret-file", Path, None, "file with the secret shared with the scheduler"),
-    ("--worker-id", _worker_id, None, "unique name; default: host and process id"),
-    ("--device", _one_of(DEVICES), "auto", ", ".join(DEVICES)),
-    ("--dtype", _one_of(DTYPES), "auto", "arithmetic: " + ", ".join(DTYPES)),
-    ("--kv-dtype", _one_of(DTYPES), "auto", "KV cache: " + ", ".join(DTYPES)),
-    ("--backend", _one_of(BACKENDS), "auto", "on the CPU: " + ", ".join(BACKENDS)),
-    ("--block-size", _block_size, 16, "token slots in a KV block"),
-    ("--num-blocks", _positive_int, None, "KV blocks on the device, instead of --kv-memory"),
-    ("--kv-memory", _gib, None, "GiB of KV cache on the device; default: by free memory"),
-    ("--host-memory", _gib, None, "GiB of host memory for swapped sequences; default: by free"),
-    (
+_FLAGS = (
+    Flag("--model", Path, None, "GGUF file, or folder with config.json and safetensors"),
+    Flag("--scheduler-endpoint", str, "tcp://127.0.0.1:50053", "the scheduler's tcp:// or ipc://"),
+    Flag("--worker-secret-file", Path, None, "file with the secret shared with the scheduler"),
+    Flag("--worker-id", _worker_id, None, "unique name; default: host and process id"),
+    Flag("--device", one_of(DEVICES), "auto", ", ".join(DEVICES)),
+    Flag("--dtype", one_of(DTYPES), "auto", "arithmetic: " + ", ".join(DTYPES)),
+    Flag("--kv-dtype", one_of(DTYPES), "auto", "KV cache: " + ", ".join(DTYPES)),
+    Flag("--backend", one_of(BACKENDS), "auto", "on the CPU: " + ", ".join(BACKENDS)),
+    Flag("--block-size", _block_size, 16, "token slots in a KV block"),
+    Flag("--num-blocks", positive_int, None, "KV blocks on the device, instead of --kv-memory"),
+    Flag("--kv-memory", _gib, None, "GiB of KV cache on the device; default: by free memory"),
+    Flag("--host-memory", _gib, None, "GiB of host memory for swapped sequences; default: by free"),
+    Flag(
         "--max-num-batched-tokens",
-        _positive_int,
+        positive_int,
         None,
         "tokens in one step; default: 512 on the CPU, 8192 on CUDA",
     ),
-    ("--max-num-seqs", _positive_int, 256, "sequences in one step"),
-    ("--threads", _positive_int, None, "computing threads; default: the cores it may use"),
-    ("--log-level", _one_of(LEVELS), "info", ", ".join(LEVELS)),
-    ("--log-format", _one_of(("text", "json")), "text", "text or json"),
+    Flag("--max-num-seqs", positive_int, 256, "sequences in one step"),
+    Flag("--threads", positive_int, None, "computing threads; default: the cores it may use"),
+    Flag("--log-level", one_of(LEVELS), "info", ", ".join(LEVELS)),
+    Flag("--log-format", one_of(("text", "json")), "text", "text or json"),
+    Switch("--exit-with-parent", "end when the process that started this one ends"),
 )
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see --help)")
 
 
 def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfig:
@@ -143,7 +120,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfi
 
     Raises ConfigError with one sentence when a value, a file or their combination is wrong.
     """
-    args = _parse_options(argv, environ)
+    args = parse_flags("worker_svc", "Quire's worker.", _FLAGS, argv, environ)
     if args.model is None:
         raise ConfigError("no model given: use --model PATH or QUIRE_MODEL")
     if args.backend == "native" and args.dtype in ("bfloat16", "float16"):
@@ -177,24 +154,3 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfi
         log_level=args.log_level,
         log_format=args.log_format,
     )
-
-
-def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="python -m worker_svc",
-        description="Quire's worker. Each flag may come as QUIRE_<FLAG> in the environment.",
-        allow_abbrev=False,
-    )
-    for flag, kind, default, text in _OPTIONS:
-        # argparse converts string defaults by `type`, and reports them by the flag's name.
-        variable = "QUIRE_" + flag.removeprefix("--").replace("-", "_").upper()
-        shown = "" if default is None else f" [{default}]"
-        value = environ.get(variable, default)
-        parser.add_argument(flag, type=kind, default=value, help=text + shown)
-    parser.add_argument(
-        "--exit-with-parent",
-        action="store_true",
-        default=environ.get("QUIRE_EXIT_WITH_PARENT", "").lower() in ("1", "true", "yes"),
-        help="end when the process that started this one ends",
-    )
-    return parser.parse_args(argv)

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Collection
 
+from scheduler_svc.core.messages import FailureKind
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -13,7 +14,6 @@ from shared.errors import DeadlineExceeded
 
 SHARE_MEMORY = 0.95
 """What the share of uncached tokens so far weighs beside a request that starts."""
-
 
 MIN_SWEEP_SIZE = 256
 """Entries below which the heap is left alone."""
@@ -89,6 +89,14 @@ class Deadlines:
 
 def _waits(request: Request) -> bool:
     return not request.is_started and not request.is_finished
+
+
+def why_late(request: Request, now: float) -> tuple[FailureKind, str]:
+    """What to tell of a request that is too late to start."""
+    if request.start_by_s is not None and request.start_by_s <= now:
+        return FailureKind.QUEUE_TIMEOUT, f"it waited {request.new.queue_timeout_s} s for its turn"
+    message = f"it waits and can't begin its answer within {request.new.deadline_s:.1f} s"
+    return FailureKind.DEADLINE, message
 
 
 def latest_start_s(request: Request, usable: Collection[Replica]) -> float:

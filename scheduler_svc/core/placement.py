@@ -28,6 +28,11 @@ DECODE_LOAD_STEPS = 64
 MAX_DEFERRALS = 4
 
 
+def usable(replicas: Iterable[Replica]) -> list[Replica]:
+    """Those of `replicas` that start new requests."""
+    return [replica for replica in replicas if not replica.is_draining]
+
+
 def may_take(replica: Replica, seq: Sequence, replicas: Iterable[Replica]) -> bool:
     """Whether `replica` could ever run `seq`. A draining one takes back what has started, if no
     other can."""

@@ -13,7 +13,8 @@ from scheduler_svc.core.admission import check_new_request
 from scheduler_svc.core.beam_results import apply_candidates
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
-from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.deadlines import Deadlines, why_late
+from scheduler_svc.core.endings import Endings, take_off
 from scheduler_svc.core.invariants import check_scheduler
 from scheduler_svc.core.messages import (
     Event,
@@ -21,21 +22,21 @@ from scheduler_svc.core.messages import (
     FinishReason,
     NewRequest,
     ReplicaCapacity,
-    RequestFailed,
     RequestRecovered,
     RequestStarted,
     SequenceFinished,
     TokensStep,
 )
-from scheduler_svc.core.placement import may_take
+from scheduler_svc.core.placement import may_take, usable
 from scheduler_svc.core.planner import StepPlanner
 from scheduler_svc.core.policy import make_policy
 from scheduler_svc.core.prefix_index import BlockHasher
 from scheduler_svc.core.replica import MAX_PLANS_IN_FLIGHT, Replica
 from scheduler_svc.core.request import Request, Sequence, make_request
-from scheduler_svc.core.results import Ending, apply_tokens, check_result, failed_sequences
+from scheduler_svc.core.results import apply_tokens, check_result, failed_sequences
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.story import Stories, Story
+from scheduler_svc.core.stranded import Stranded
 from scheduler_svc.core.views import ReplicaView, RequestView, view_replica, view_request
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.errors import AlreadyExists
@@ -60,7 +61,10 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._num_arrivals = 0
         self._stories = Stories(config.max_story_events, config.max_finished_stories)
-        self._without_replica_since: float | None = None
+        self._endings = Endings(
+            self._requests, self._replicas, self._waiting, self._policy, self._stories
+        )
+        self._stranded = Stranded(self._replicas, self._waiting, self._endings, config)
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -93,7 +97,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is not None:
             self._stories.tell(request, "aborted: nobody waits for it any more")
-            self._end_request(request)
+            self._endings.end_request(request)
 
     def finish_sequence(
         self, request_id: RequestId, sequence_index: int
@@ -103,13 +107,15 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None or not 0 <= sequence_index < len(request.sequences):
             return None
-        return self._finish_early(request.sequences[sequence_index], FinishReason.STOP_STRING)
+        return self._endings.finish_early(
+            request.sequences[sequence_index], FinishReason.STOP_STRING
+        )
 
     def cancel(self, request_id: RequestId) -> list[SequenceFinished]:
         """The operator ends a request; gives the ends of those of its sequences that lived."""
         request = self._requests.get(request_id)
         heard = request.sequences[: request.new.num_sequences] if request else []
-        ends = [self._finish_early(seq, FinishReason.CANCELLED) for seq in heard]
+        ends = [self._endings.finish_early(seq, FinishReason.CANCELLED) for seq in heard]
         self.abort(request_id)  # a beam search has more sequences than its client hears of
         return [end for end in ends if end is not None]
 
@@ -119,7 +125,7 @@ class Scheduler:
         """A replica is ready; its last step is 0 and its caches are empty."""
         assert replica not in self._replicas, f"replica {replica} is a member already"
         self._replicas[replica] = Replica(replica, capacity, self._config, self._hasher)
-        return self._replicas_changed()
+        return self._stranded.replicas_changed(self._stories.now)
 
     def replica_lost(self, replica: ReplicaId) -> list[Event]:
         """A replica is gone: what ran there waits again with the tokens it has. A request that
@@ -134,12 +140,14 @@ class Scheduler:
             request.num_losses += request.id in ran
             if request.num_losses >= self._config.max_replica_losses:
                 message = f"it ran on {request.num_losses} workers that were lost"
-                events.append(self._fail(request, FailureKind.REPLICA_LOST_TOO_OFTEN, message))
+                events.append(
+                    self._endings.fail(request, FailureKind.REPLICA_LOST_TOO_OFTEN, message)
+                )
             else:
                 self.counters.recoveries += 1
                 self._stories.tell(request, f"replica {replica} was lost: it waits to go on")
                 events.append(RequestRecovered(request.id))
-        return events + self._replicas_changed()
+        return events + self._stranded.replicas_changed(self._stories.now)
 
     def drain_replica(self, replica: ReplicaId) -> list[Event]:
         """A replica is to leave: it starts nothing new, and what it has goes to replicas that can
@@ -153,7 +161,7 @@ class Scheduler:
             if any(other.can_ever_hold(seq.request.new, num_tokens) for other in self._usable()):
                 self._stories.note(seq, f"leaves replica {replica}, which drains, and waits")
                 self._return_to_waiting(draining, seq)
-        return self._replicas_changed()
+        return self._stranded.replicas_changed(self._stories.now)
 
     def is_drained(self, replica: ReplicaId) -> bool:
         """Whether a draining replica has nothing left to do and to take back."""
@@ -208,14 +216,14 @@ class Scheduler:
             for seq, message in failed_sequences(source, record, result):
                 if seq.state is not SequenceState.FINISHED:
                     kind = FailureKind.SEQUENCE_FAILED
-                    events.append(self._fail(seq.request, kind, message))
+                    events.append(self._endings.fail(seq.request, kind, message))
         outcome = apply_tokens(source, record, result, token_ids)
         if outcome.refs:
             events.append(TokensStep(outcome.refs, outcome.token_ids))
-        events.extend(self._finish(ending) for ending in outcome.endings)
+        events.extend(self._endings.finish(ending) for ending in outcome.endings)
         for request, answers in apply_candidates(source, record, result, self._waiting):
             self._stories.tell(request, "finished its beam search")
-            self._end_request(request)
+            self._endings.end_request(request)
             events += answers
         source.settle(record)
         if record.work is not None:
@@ -229,15 +237,12 @@ class Scheduler:
         self._stories.now = now
         events: list[Event] = []
         while (request := self._deadlines.pop_due(self._usable(), now)) is not None:
-            events.append(self._fail_late(request, now))
-        grace_end_s = self._grace_end()
-        if grace_end_s is not None and grace_end_s <= now:
-            events += self._fail_stranded()
-        return events
+            events.append(self._endings.fail(request, *why_late(request, now)))
+        return events + self._stranded.tick(now)
 
     def next_tick(self) -> float | None:
         """When tick has something to do; None while that is nothing."""
-        times = (self._deadlines.next(), self._grace_end())
+        times = (self._deadlines.next(), self._stranded.grace_end())
         return min((time for time in times if time is not None), default=None)
 
     # -- views --------------------------------------------------------------------------------
@@ -278,65 +283,11 @@ class Scheduler:
         """Full check of the state; raises AssertionError. For tests and idle times."""
         check_scheduler(self._requests, self._replicas, self._waiting)
 
-    # -- endings ------------------------------------------------------------------------------
+    # -- moves --------------------------------------------------------------------------------
 
-    def _finish(self, ending: Ending) -> SequenceFinished:
-        text = f"finished by {ending.reason.name} after {ending.num_output_tokens} tokens"
-        self._stories.note(ending.seq, text)
-        self._end_sequence(ending.seq)
-        return self._finished(ending)
-
-    @staticmethod
-    def _finished(ending: Ending) -> SequenceFinished:
-        seq = ending.seq
-        return SequenceFinished(
-            seq.request.id,
-            seq.index,
-            ending.reason,
-            ending.stop_token_id,
-            ending.num_output_tokens,
-            seq.num_preemptions,
-        )
-
-    def _finish_early(self, seq: Sequence, reason: FinishReason) -> SequenceFinished | None:
-        """End a sequence that could have gone on; None if it has ended already."""
-        if seq.state is SequenceState.FINISHED:
-            return None
-        self._stories.note(seq, f"finished by {reason.name}")
-        self._end_sequence(seq)
-        num_output_tokens = len(seq.token_ids) - seq.num_prompt_tokens
-        return self._finished(Ending(seq, reason, None, num_output_tokens))
-
-    def _fail(self, request: Request, kind: FailureKind, message: str) -> RequestFailed:
-        self._stories.tell(request, f"failed ({kind.value}): {message}")
-        self._end_request(request)
-        return RequestFailed(request.id, kind, message)
-
-    def _fail_late(self, request: Request, now: float) -> RequestFailed:
-        if request.start_by_s is not None and request.start_by_s <= now:
-            message = f"it waited {request.new.queue_timeout_s} s for its turn"
-            return self._fail(request, FailureKind.QUEUE_TIMEOUT, message)
-        message = f"it waits and can't begin its answer within {request.new.deadline_s:.1f} s"
-        return self._fail(request, FailureKind.DEADLINE, message)
-
-    def _end_request(self, request: Request) -> None:
-        for seq in request.sequences:
-            self._end_sequence(seq)
-
-    def _end_sequence(self, seq: Sequence) -> None:
-        """Take a sequence out of wherever it is; the last one takes its request along."""
-        if seq.state is SequenceState.FINISHED:
-            return
-        if seq.state is SequenceState.WAITING:
-            self._waiting.discard(seq)
-            seq.go(SequenceState.FINISHED)
-        else:
-            self._take_off(self._replica_of(seq), seq, SequenceState.FINISHED)
-        num_output_tokens = len(seq.token_ids) - seq.num_prompt_tokens
-        self._policy.charge(self._policy.lane(seq.request.new.tenant), num_output_tokens)
-        if seq.request.is_finished:
-            del self._requests[seq.request.id]
-            self._stories.end(seq.request)
+    def _return_to_waiting(self, replica: Replica, seq: Sequence) -> None:
+        take_off(replica, seq, SequenceState.WAITING)
+        self._waiting.add(seq)
 
     def _describe(self, request: Request) -> str:
         new = request.new
@@ -347,53 +298,7 @@ class Scheduler:
             f"{num_before} wait before it"
         )
 
-    # -- moves --------------------------------------------------------------------------------
-
-    def _replica_of(self, seq: Sequence) -> Replica:
-        assert seq.replica is not None
-        return self._replicas[seq.replica]
-
-    @staticmethod
-    def _take_off(replica: Replica, seq: Sequence, state: SequenceState) -> None:
-        if seq.is_running:
-            replica.leave(seq, state)
-        else:
-            replica.leave_swapped(seq, state)
-
-    def _return_to_waiting(self, replica: Replica, seq: Sequence) -> None:
-        self._take_off(replica, seq, SequenceState.WAITING)
-        self._waiting.add(seq)
-
-    # -- requests that no replica can take ----------------------------------------------------
+    # -- replicas that take new requests ------------------------------------------------------
 
     def _usable(self) -> list[Replica]:
-        return [replica for replica in self._replicas.values() if not replica.is_draining]
-
-    def _replicas_changed(self) -> list[Event]:
-        """What waits may have no replica left that can take it."""
-        if self._usable():
-            self._without_replica_since = None
-            return self._fail_stranded()
-        if self._without_replica_since is None:
-            self._without_replica_since = self._stories.now
-        return [] if self._config.no_replica_grace_s > 0 else self._fail_stranded()
-
-    def _stranded(self) -> Iterator[Request]:
-        replicas = self._replicas.values()
-        for seq in self._waiting:
-            if not any(may_take(replica, seq, replicas) for replica in replicas):
-                yield seq.request
-
-    def _fail_stranded(self) -> list[Event]:
-        if self._usable():
-            kind, message = FailureKind.TOO_LARGE, "no worker that is left can hold it"
-        else:
-            kind, message = FailureKind.NO_REPLICA, "no worker is left"
-        requests = {request.id: request for request in self._stranded()}
-        return [self._fail(request, kind, message) for request in requests.values()]
-
-    def _grace_end(self) -> float | None:
-        since = self._without_replica_since
-        if since is None or next(self._stranded(), None) is None:
-            return None
-        return since + self._config.no_replica_grace_s
+        return usable(self._replicas.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from scheduler_svc.config import ClientToken
+from scheduler_svc.security_config import ClientToken
 
 SCHEME = b"bearer "
 OPEN_SERVICES = "/grpc.health.v1.Health/"

@@ -16,8 +16,9 @@ from grpc_status import rpc_status
 
 from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
-from scheduler_svc.config import SchedulerServiceConfig, SecurityConfig, WorkerPlaneConfig
+from scheduler_svc.config import SchedulerServiceConfig, WorkerPlaneConfig
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.security_config import SecurityConfig
 from scheduler_svc.server import SchedulerServer
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec

@@ -12,8 +12,8 @@ import pytest
 
 from protos.quire.admin.v1 import admin_pb2
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
-from scheduler_svc.config import ClientToken, SecurityConfig
 from scheduler_svc.core.messages import NewRequest
+from scheduler_svc.security_config import ClientToken, SecurityConfig
 from scheduler_svc.text.tokenizer import TextModel
 from shared.errors import DeadlineExceeded
 from shared.model_spec import ModelSpec

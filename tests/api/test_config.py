@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import ClientToken, parse_config
+from scheduler_svc.config import parse_config
 from scheduler_svc.core.config import PreemptionMode
 from scheduler_svc.core.policy import PolicyKind
+from scheduler_svc.security_config import ClientToken
 from shared.errors import ConfigError
 
 MODEL = ("--model", "m.gguf")
@@ -49,7 +50,7 @@ def test_the_way_of_preemption_is_a_flag(mode: PreemptionMode) -> None:
         ([*MODEL, "--tenant-weight", "a=0"], "above 0"),
         ([*MODEL, "--tenant-weight", "stranger=2"], "'stranger'"),
         ([*MODEL, "--preemption", "never"], "recompute, swap, auto"),
-        ([*MODEL, "--log-format", "xml"], "text or json"),
+        ([*MODEL, "--log-format", "xml"], "text, json"),
         ([*MODEL, "--log-level", "loud"], "debug"),
         ([*MODEL, "--tls-cert", "c.pem"], "--tls-key"),
         ([*MODEL, "--tls-client-ca", "c.pem"], "--tls-cert"),
