@@ -21,22 +21,32 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask for. Lengths of strings are in bytes of UTF-8."""
+    """What one request may ask for; docs/API.md lists them with the sentences here."""
 
     max_request_id_bytes: int = 128
+    """Bytes of `request_id`."""
     max_cache_salt_bytes: int = 128
+    """Bytes of `cache_salt`."""
     max_text_bytes: int = 4 << 20
-    """Of a text, or of all messages of a conversation; bounds what one call costs a thread."""
+    """Bytes of a text, or of all messages of a conversation."""
     max_token_ids: int = 1 << 20
-    """Ids to detokenize in one call, for the same reason."""
+    """Ids to detokenize in one call."""
     max_chat_messages: int = 4096
+    """Messages of a conversation."""
     max_stop_strings: int = 16
+    """Stop strings."""
     max_stop_string_bytes: int = 256
+    """Bytes of a stop string."""
     max_stop_token_ids: int = 64
+    """Stop token ids."""
     max_temperature: float = 100.0
+    """Temperature."""
     max_choices: int = 16
+    """Choices, `sampling.n`."""
     max_first_choice: int = 1 << 20
+    """Number of the first choice."""
     max_beam_width: int = 16
+    """Beams."""
     max_length_penalty: float = 4.0
     """Length penalties lie in [-max_length_penalty, max_length_penalty]."""
     max_priority: int = 100

@@ -24,6 +24,7 @@ from scheduler_svc.servicers.admin import AdminServicer
 from scheduler_svc.servicers.auth import AuthInterceptor, TokenBook
 from scheduler_svc.servicers.errors import ErrorInterceptor
 from scheduler_svc.servicers.generation import GenerationServicer
+from scheduler_svc.servicers.health import HealthServicer
 from scheduler_svc.servicers.model import ModelServicer
 from scheduler_svc.servicers.tokenizer import TokenizerServicer
 from scheduler_svc.text.tokenizer import TextModel
@@ -103,7 +104,7 @@ class SchedulerServer:
         )
         self._tokenizer = TokenizerServicer(admission, self._text_pool)
         self._model = ModelServicer(admission, spec, has_chat_template=text_model.has_chat_template)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         self._tasks: list[asyncio.Task[None]] = []
         self._servers: list[grpc.aio.Server] = []
         self.worker_endpoint = self._link.endpoint

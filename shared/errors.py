@@ -45,11 +45,15 @@ class NotFound(QuireError):
 
 
 class DeadlineExceeded(QuireError):
-    """The request waited longer than its queue timeout."""
+    """The request waited longer than its queue timeout, or can't start in time."""
 
 
 class Aborted(QuireError):
     """The request was lost and can't be recovered, or failed by itself on the worker."""
+
+
+class Unauthenticated(QuireError):
+    """The call shows no token that is good at its port."""
 
 
 class ConfigError(QuireError):

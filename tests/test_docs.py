@@ -9,7 +9,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
+from protos.quire.admin.v1 import admin_pb2
+from protos.quire.inference.v1 import inference_pb2
+from tests.api_document import DOCUMENT, examples, with_fresh_tables
 from tests.tree import ROOT
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -91,3 +96,29 @@ def test_links_lead_to_files(document: Path) -> None:
         link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()
     ]
     assert not missing
+
+
+def test_the_apis_tables_are_those_of_the_code() -> None:
+    text = DOCUMENT.read_text()
+    assert text == with_fresh_tables(text), "run `python -m tests.api_document`"
+
+
+def test_a_planted_stale_table_is_found() -> None:
+    text = DOCUMENT.read_text()
+    stale = text.replace("| `max_choices` | 16 |", "| `max_choices` | 17 |")
+    assert text != stale and with_fresh_tables(stale) == text
+
+
+def test_every_call_has_a_heading_and_an_example() -> None:
+    modules = (inference_pb2, admin_pb2, health_pb2, reflection_pb2)
+    calls = [
+        method.name
+        for module in modules
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    ]
+    assert len(calls) >= 19
+    headings = re.findall(r"^### (\w+)$", DOCUMENT.read_text(), re.MULTILINE)
+    assert sorted(headings) == sorted(calls)
+    code = "".join(examples("python"))
+    assert not [call for call in calls if f".{call}(" not in code]

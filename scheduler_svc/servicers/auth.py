@@ -7,8 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
+from grpc_status import rpc_status
 
 from scheduler_svc.security_config import ClientToken
+from scheduler_svc.servicers.errors import status_of
+from shared.errors import Unauthenticated
 
 SCHEME = b"bearer "
 OPEN_SERVICES = "/grpc.health.v1.Health/"
@@ -64,10 +67,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 def _refusing(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     """A handler of the same kind that answers UNAUTHENTICATED."""
 
+    status = status_of(Unauthenticated("give a token: authorization: Bearer <token>"))
+
     async def refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(
-            grpc.StatusCode.UNAUTHENTICATED, "give a token: authorization: Bearer <token>"
-        )
+        await context.abort_with_status(rpc_status.to_status(status))
 
     if handler.request_streaming:
         return grpc.stream_stream_rpc_method_handler(refuse)

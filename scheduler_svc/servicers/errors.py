@@ -1,4 +1,4 @@
-"""The one place where errors become gRPC statuses with google.rpc details."""
+"""Errors become gRPC statuses with google.rpc details here alone, by `error_table`."""
 
 from __future__ import annotations
 
@@ -14,53 +14,37 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from shared.errors import (
-    Aborted,
-    AlreadyExists,
-    DeadlineExceeded,
-    InvalidArgument,
-    NotFound,
-    QuireError,
-    ResourceExhausted,
-    Unavailable,
-)
+from scheduler_svc.servicers.error_table import ROW_OF
+from shared.errors import InvalidArgument, QuireError, ResourceExhausted, Unavailable
 
 log = logging.getLogger(__name__)
 
 DOMAIN = "quire"
 OUR_SERVICES = "/quire."
 
-_CODES: dict[type[QuireError], grpc.StatusCode] = {
-    InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
-    ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-    AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Aborted: grpc.StatusCode.ABORTED,
-}
-
 
 def status_of(error: QuireError) -> status_pb2.Status:
-    """The rich status of an error; INTERNAL for a type that is not for clients."""
-    code = _CODES.get(type(error), grpc.StatusCode.INTERNAL)
-    details = [_packed(detail) for detail in _details_of(error)]
-    return status_pb2.Status(code=code.value[0], message=str(error), details=details)
+    """The rich status of an error, by the table; INTERNAL for a type that is not for clients."""
+    row = ROW_OF.get(type(error))
+    if row is None:
+        return status_pb2.Status(code=grpc.StatusCode.INTERNAL.value[0], message=str(error))
+    details = [_packed(_DETAILS[kind](error)) for kind in row.details]
+    return status_pb2.Status(code=row.code.value[0], message=str(error), details=details)
 
 
-def _details_of(error: QuireError) -> list[Message]:
-    reason = error_details_pb2.ErrorInfo(reason=_reason_of(error), domain=DOMAIN)
-    if isinstance(error, InvalidArgument):
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.description
-        )
-        return [reason, error_details_pb2.BadRequest(field_violations=[violation])]
+def _error_info(error: QuireError) -> error_details_pb2.ErrorInfo:
+    info = error_details_pb2.ErrorInfo(reason=_reason_of(error), domain=DOMAIN)
     if isinstance(error, ResourceExhausted):
-        reason.metadata["limit"] = error.limit
-        return [reason, _retry_info(error.retry_after_s)]
-    if isinstance(error, Unavailable):
-        return [reason, _retry_info(error.retry_after_s)]
-    return [reason]
+        info.metadata["limit"] = error.limit
+    return info
+
+
+def _bad_request(error: QuireError) -> error_details_pb2.BadRequest:
+    assert isinstance(error, InvalidArgument), error
+    violation = error_details_pb2.BadRequest.FieldViolation(
+        field=error.field, description=error.description
+    )
+    return error_details_pb2.BadRequest(field_violations=[violation])
 
 
 def _reason_of(error: QuireError) -> str:
@@ -69,10 +53,18 @@ def _reason_of(error: QuireError) -> str:
     return "".join("_" + char if char.isupper() else char for char in name).lstrip("_").upper()
 
 
-def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
+def _retry_info(error: QuireError) -> error_details_pb2.RetryInfo:
+    assert isinstance(error, ResourceExhausted | Unavailable), error
     delay = duration_pb2.Duration()
-    delay.FromNanoseconds(int(retry_after_s * 1e9))
+    delay.FromNanoseconds(int(error.retry_after_s * 1e9))
     return error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+_DETAILS: dict[type[Message], Callable[[QuireError], Message]] = {
+    error_details_pb2.ErrorInfo: _error_info,
+    error_details_pb2.BadRequest: _bad_request,
+    error_details_pb2.RetryInfo: _retry_info,
+}
 
 
 def _packed(detail: Message) -> any_pb2.Any:

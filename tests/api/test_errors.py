@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2
 
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.servicers.error_table import LIMITS
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import joined
 from tests.api.serving import (
+    NOT_SERVING,
     OpenStream,
     answer,
     detail,
@@ -25,6 +29,7 @@ from tests.api.serving import (
     violated_field,
 )
 from tests.api.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
+from tests.tree import ROOT, python_files
 
 Ids = inference_pb2.TokenIds
 Chat = inference_pb2.ChatPrompt
@@ -170,6 +175,31 @@ async def test_streams_have_a_limit(spec: ModelSpec, text_model: TextModel) -> N
     assert detail(error, error_details_pb2.ErrorInfo).metadata["limit"] == "max_streams"
 
 
+async def test_health_watches_have_a_limit(
+    spec: ModelSpec, text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health asks for no token: whoever watches takes no calls from clients."""
+    monkeypatch.setattr("scheduler_svc.servicers.health.MAX_WATCHES", 2)
+    async with serving(spec, text_model) as served:
+        watches = [served.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        assert [(await watch.read()).status for watch in watches] == [NOT_SERVING, NOT_SERVING]
+        error = await error_of(served.health.Watch(health_pb2.HealthCheckRequest()))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert detail(error, error_details_pb2.ErrorInfo).metadata["limit"] == "max_health_watches"
+        watches[0].cancel()
+        await served.wait_status(NOT_SERVING)
+
+
+async def test_health_lists_every_service(spec: ModelSpec, text_model: TextModel) -> None:
+    async with serving(spec, text_model) as served:
+        listed = await served.health.List(health_pb2.HealthListRequest())
+    services = ("GenerationService", "ModelService", "TokenizerService")
+    names = ["", *(f"quire.inference.v1.{service}" for service in services)]
+    assert {name: answer.status for name, answer in listed.statuses.items()} == dict.fromkeys(
+        names, NOT_SERVING
+    )
+
+
 async def test_large_messages_end_cleanly(spec: ModelSpec, text_model: TextModel) -> None:
     """FIELD-FAILURES part 2: messages over gRPC's default of 4 MiB are read; beyond the server's
     limit they are RESOURCE_EXHAUSTED."""
@@ -241,3 +271,13 @@ async def test_a_defect_of_one_call_tells_the_client_a_log_id_alone(
         assert log_id in caplog.text
         assert "ZeroDivisionError" not in error.details()
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_every_limit_that_is_raised_has_its_line_in_the_table() -> None:
+    raised = set()
+    for file in python_files("scheduler_svc"):
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id="ResourceExhausted"), args=[ast.Constant(name), *_]):
+                    raised.add(name)
+    assert raised == set(LIMITS)
