@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,8 @@ import grpc
 import typer
 
 from cli.errors import EXIT_USAGE, CommandError, NoServer
+from shared.errors import ConfigError
+from shared.secret_file import read_private_file
 
 CONNECT_TIMEOUT_S = 5.0
 CHANNEL_OPTIONS = (
@@ -48,7 +51,7 @@ class Server:
     def from_options(cls, address: str, tls_ca: Path | None, token_file: Path | None) -> Server:
         token = None
         if token_file is not None:
-            token = _read(token_file).decode("ascii", errors="replace").strip()
+            token = _read(token_file, read_private_file).decode("ascii", errors="replace").strip()
         return cls(address, None if tls_ca is None else _read(tls_ca), token)
 
     @property
@@ -80,8 +83,10 @@ class Server:
         return grpc.ssl_channel_credentials(self.tls_ca)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path)
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}", EXIT_USAGE) from error
+    except ConfigError as error:
+        raise CommandError(str(error), EXIT_USAGE) from error

@@ -271,12 +271,16 @@ def _share_threads(threads: int | None, num_workers: int) -> list[int]:
 def _with_port(address: str) -> str:
     """`address` with a free port in place of port 0."""
     host, separator, port = address.rpartition(":")
+    is_ipv6 = ":" in host
     if not separator or not port.isdigit():
         raise CommandError(f"{address} is no host:port", EXIT_USAGE)
+    if is_ipv6 and not (host.startswith("[") and host.endswith("]")):
+        raise CommandError(f"{address} should be [{host}]:{port}", EXIT_USAGE)
     if port != "0":
         return address
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     try:
-        with socket.create_server((host.strip("[]"), 0)) as probe:
+        with socket.create_server((host.strip("[]"), 0), family=family) as probe:
             return f"{host}:{probe.getsockname()[1]}"
     except OSError as error:
         raise CommandError(f"cannot listen on {host}: {error.strerror}", EXIT_USAGE) from error

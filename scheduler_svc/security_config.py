@@ -11,6 +11,7 @@ from pathlib import Path
 from scheduler_svc.core.messages import DEFAULT_TENANT
 from shared.errors import ConfigError
 from shared.flags import Flag, Switch
+from shared.secret_file import read_private_file
 
 TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -51,9 +52,9 @@ class SecurityConfig:
     """Bearer tokens, any of which is good; empty asks for none."""
 
 
-def _read_file(flag: str, path: Path) -> bytes:
+def _read_file(flag: str, path: Path, *, is_secret: bool = False) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read_private_file(path) if is_secret else path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{flag}: cannot read {path}: {error.strerror}") from error
     if not data.strip():
@@ -69,11 +70,11 @@ def read_security(args: argparse.Namespace) -> SecurityConfig:
         raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
     tokens: tuple[ClientToken, ...] = ()
     if args.token_file is not None:
-        lines = _read_file("--token-file", args.token_file).splitlines()
+        lines = _read_file("--token-file", args.token_file, is_secret=True).splitlines()
         tokens = tuple(_client_token(line.strip()) for line in lines if line.strip())
     return SecurityConfig(
         tls_cert=args.tls_cert and _read_file("--tls-cert", args.tls_cert),
-        tls_key=args.tls_key and _read_file("--tls-key", args.tls_key),
+        tls_key=args.tls_key and _read_file("--tls-key", args.tls_key, is_secret=True),
         tls_client_ca=args.tls_client_ca and _read_file("--tls-client-ca", args.tls_client_ca),
         tokens=tokens,
     )

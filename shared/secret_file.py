@@ -1,4 +1,4 @@
-"""The shared secret of the worker plane, kept in a file that only its owner reads.
+"""Secrets in files that only their owner reads, and the shared secret of the worker plane.
 
 python -m shared.secret_file PATH     creates PATH with a random secret unless it is there
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import sys
 from pathlib import Path
 
@@ -15,6 +16,28 @@ from shared.errors import ConfigError
 MIN_SECRET_BYTES = 16
 NUM_RANDOM_BYTES = 32
 MAX_FILE_BYTES = 4096
+SECRET_MOUNTS = ("/run/secrets/", "/var/run/secrets/")
+"""Where container engines mount secrets, readable by all who are in the container: the container
+itself keeps others out."""
+
+
+def read_private_file(path: Path | str, max_bytes: int = -1) -> bytes:
+    """The content of a file that others neither read nor write, at most `max_bytes` + 1 of it.
+
+    Its group may read it if root owns it, so that root can hand a secret to a service. Raises
+    OSError when it can't be read, and ConfigError when others could.
+    """
+    with open(path, "rb") as file:
+        _check_private(path, os.fstat(file.fileno()))
+        return file.read(-1 if max_bytes < 0 else max_bytes + 1)
+
+
+def _check_private(path: Path | str, status: os.stat_result) -> None:
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"other users may write to {path}; run: chmod 600 {path}")
+    readers = stat.S_IROTH if status.st_uid == 0 else stat.S_IRGRP | stat.S_IROTH
+    if status.st_mode & readers and not os.path.realpath(path).startswith(SECRET_MOUNTS):
+        raise ConfigError(f"other users may read {path}; run: chmod 600 {path}")
 
 
 def check_secret(secret: bytes, source: str) -> bytes:
@@ -30,11 +53,11 @@ def check_secret(secret: bytes, source: str) -> bytes:
 def read_secret(path: Path | str) -> bytes:
     """The secret in `path` without white space around it.
 
-    Raises ConfigError when the file is missing, unreadable, or its secret empty or short.
+    Raises ConfigError when the file is missing, unreadable or open to others, or its secret is empty
+    or short.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_private_file(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from error
     if len(content) > MAX_FILE_BYTES:

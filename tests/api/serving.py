@@ -77,6 +77,7 @@ async def serving(
     spec: ModelSpec,
     text_model: TextModel,
     *,
+    listen: str = "127.0.0.1:0",
     security: SecurityConfig | None = None,
     max_streams: int = 100,
     core: SchedulerConfig | None = None,
@@ -87,7 +88,7 @@ async def serving(
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:
         config = SchedulerServiceConfig(
             model_path=spec.path,
-            listen="127.0.0.1:0",
+            listen=listen,
             admin_listen="127.0.0.1:0",
             max_streams=max_streams,
             security=security or SecurityConfig(),

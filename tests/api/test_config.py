@@ -9,7 +9,7 @@ import pytest
 from scheduler_svc.config import parse_config
 from scheduler_svc.core.config import PreemptionMode
 from scheduler_svc.core.policy import PolicyKind
-from scheduler_svc.security_config import ClientToken
+from scheduler_svc.security_config import ClientToken, SecurityConfig
 from shared.errors import ConfigError
 
 MODEL = ("--model", "m.gguf")
@@ -18,6 +18,7 @@ MODEL = ("--model", "m.gguf")
 def file_with(folder: Path, content: str) -> str:
     path = folder / "file"
     path.write_text(content)
+    path.chmod(0o600)
     return str(path)
 
 
@@ -95,6 +96,16 @@ def test_plaintext_beyond_loopback_must_be_asked_for() -> None:
 def test_tokens_are_the_lines_of_their_file(tmp_path: Path) -> None:
     config = parse_config([*MODEL, "--token-file", file_with(tmp_path, "one\n\n two \n")], {})
     assert config.security.tokens == (ClientToken(b"one"), ClientToken(b"two"))
+
+
+@pytest.mark.parametrize("flags", [("--token-file",), ("--tls-cert", "--tls-key")])
+def test_a_secret_that_others_may_read_is_an_error(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    secret = file_with(tmp_path, "one")
+    arguments = [word for flag in flags for word in (flag, secret)]
+    assert parse_config([*MODEL, *arguments], {}).security != SecurityConfig()
+    Path(secret).chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        parse_config([*MODEL, *arguments], {})
 
 
 def test_a_token_may_name_its_tenant(tmp_path: Path) -> None:

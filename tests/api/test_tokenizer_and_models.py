@@ -12,6 +12,7 @@ from shared.model_spec import ModelSpec
 from tests.api.fake_worker import joined
 from tests.api.serving import NOT_SERVING, SERVING, error_of, serving, violated_field
 from tests.api.tiny_model import CONTEXT_LENGTH, EOS, VOCAB_SIZE
+from tests.ipv6 import needs_ipv6
 
 
 async def test_text_becomes_ids_and_ids_text(spec: ModelSpec, text_model: TextModel) -> None:
@@ -84,3 +85,10 @@ async def test_reflection_gives_the_contract(spec: ModelSpec, text_model: TextMo
     (found,) = answers
     (file,) = found.file_descriptor_response.file_descriptor_proto
     assert FileDescriptorProto.FromString(file).package == "quire.inference.v1"
+
+
+@needs_ipv6
+async def test_it_listens_on_ipv6_too(spec: ModelSpec, text_model: TextModel) -> None:
+    async with serving(spec, text_model, listen="[::1]:0") as served:
+        assert served.server.address.startswith("[::1]:")
+        assert (await served.models.ListModels(inference_pb2.ListModelsRequest())).models

@@ -71,6 +71,10 @@ def test_generate_asks_for_choices_or_beams(server: FakeServer, quire: Quire) ->
 def test_the_token_is_shown_to_the_server(server: FakeServer, quire: Quire, tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("s3cret\n")
+    token_file.chmod(0o644)
+    open_to_all = quire("generate", "x", "--client-token-file", str(token_file))
+    assert open_to_all.code == 2 and "chmod 600" in open_to_all.err
+    token_file.chmod(0o600)
     quire("generate", "x", "--client-token-file", str(token_file), "--server", server.address)
     assert server.metadata[0]["authorization"] == "Bearer s3cret"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ import pytest
 
 from cli.errors import CommandError
 from cli.processes import Backoff, Child
-from cli.serve import _flags, _share_threads, _with_port
+from cli.serve import Stop, _end_command, _flags, _share_threads, _with_port
+from cli.supervisor import Fleet, Supervisor
 from tests.cli.conftest import Quire
+from tests.ipv6 import needs_ipv6
 from tests.tree import ROOT
 
 
@@ -38,6 +41,21 @@ def test_port_0_takes_a_free_port() -> None:
     assert _with_port("127.0.0.1:50051") == "127.0.0.1:50051"
     with pytest.raises(CommandError, match=r"is no host:port"):
         _with_port("localhost")
+
+
+def test_ipv6_addresses_are_in_brackets() -> None:
+    assert _with_port("[::1]:50051") == "[::1]:50051"
+    with pytest.raises(CommandError, match=r"::1:50051 should be \[::1\]:50051"):
+        _with_port("::1:50051")
+
+
+@needs_ipv6
+def test_port_0_takes_a_free_port_of_ipv6_too() -> None:
+    address = _with_port("[::1]:0")
+    host, _, port = address.rpartition(":")
+    assert host == "[::1]" and 0 < int(port) < 65536
+    with socket.create_server(("::1", int(port)), family=socket.AF_INET6):
+        pass
 
 
 def test_restarts_wait_longer_each_time_until_a_long_life() -> None:
@@ -97,3 +115,57 @@ def test_serve_refuses_settings_of_a_server_for_others(
     monkeypatch.setitem(os.environ, "QUIRE_TOKEN_FILE", "tokens")
     ended = quire("serve", "--model", "m.gguf")
     assert ended.code == 2 and "QUIRE_TOKEN_FILE" in ended.err
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def started(code: str) -> subprocess.Popen[bytes]:
+    """A Python process that runs `code` and then sleeps, once it sleeps."""
+    code += "; import time; print(flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as lines:
+        assert lines.readline() == b"\n"
+    return process
+
+
+def test_a_command_that_ends_when_asked_is_not_killed() -> None:
+    process = started("pass")
+    _end_command(process, Stop())
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_command_that_ignores_sigterm_is_killed_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cli.serve.COMMAND_STOP_S", 0.2)
+    process = started(STUBBORN)
+    _end_command(process, Stop(num_signals=1))
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_second_signal_kills_a_stubborn_command_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.serve.COMMAND_STOP_S", 600.0)
+    process = started(STUBBORN)
+    _end_command(process, Stop(num_signals=2))
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_workers_are_told_to_end_with_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FIELD-FAILURES, part 3: the kernel's signal may come late to a worker that computes; its own
+    watch ends it."""
+    spawned: list[tuple[str, str, list[str]]] = []
+
+    class FakeChild:
+        def __init__(self, name: str, module: str, arguments: list[str], _on_line: object) -> None:
+            spawned.append((name, module, list(arguments)))
+
+    monkeypatch.setattr("cli.supervisor.Child", FakeChild)
+    fleet = Fleet(["--a"], [["--b"], ["--c"]], shutdown_grace_s=1.0)
+    Supervisor(fleet, lambda *_: None, print).start()
+    assert spawned == [
+        ("scheduler", "scheduler_svc", ["--a"]),
+        ("worker-0", "worker_svc", ["--b", "--exit-with-parent"]),
+        ("worker-1", "worker_svc", ["--c", "--exit-with-parent"]),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from threading import Barrier, Thread
 
 import pytest
 
+from shared import secret_file
 from shared.errors import ConfigError
 from shared.secret_file import MIN_SECRET_BYTES, create_secret, main, read_secret
 
@@ -55,6 +57,7 @@ def test_empty_short_and_huge_secrets_are_refused(tmp_path: Path, content: bytes
     """FIELD-FAILURES: an empty default secret that switched the check off."""
     path = tmp_path / "secret"
     path.write_bytes(content)
+    path.chmod(0o600)
     with pytest.raises(ConfigError, match="secret"):
         read_secret(path)
     assert main([str(path)]) == 2
@@ -71,6 +74,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_white_space_around_a_secret_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_bytes(b"\n  " + b"k" * 20 + b"\r\n")
+    path.chmod(0o600)
     assert read_secret(path) == b"k" * 20
 
 
@@ -82,3 +86,48 @@ def test_the_command_creates_and_keeps_and_never_prints_the_secret(tmp_path: Pat
     assert "already" in outputs[1].stdout
     assert read_secret(path).decode() not in outputs[0].stdout + outputs[1].stdout
     assert main([]) == 2
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o620, 0o660, 0o644, 0o666])
+def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    """FIELD-FAILURES, part 4: secrets that are none."""
+    path = tmp_path / "secret"
+    path.write_bytes(b"k" * 20)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=f"chmod 600 {path}$"):
+        read_secret(path)
+    path.chmod(0o400)
+    assert read_secret(path) == b"k" * 20
+
+
+def test_roots_file_may_be_read_by_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"k" * 20)
+    path.chmod(0o640)
+    status = path.stat()
+    for owner, is_private in ((0, True), (1000, False)):
+        changed = os.stat_result((*status[:4], owner, *status[5:]))
+        monkeypatch.setattr(os, "fstat", lambda _, changed=changed: changed)
+        if is_private:
+            assert read_secret(path) == b"k" * 20
+        else:
+            with pytest.raises(ConfigError, match="may read"):
+                read_secret(path)
+
+
+def test_a_mounted_secret_may_be_readable_but_not_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Container engines mount secrets with mode 0444, links and all."""
+    mount = tmp_path / "run" / "secrets"
+    mount.mkdir(parents=True)
+    monkeypatch.setattr(secret_file, "SECRET_MOUNTS", (f"{mount}/",))
+    (mount / "data").write_bytes(b"k" * 20)
+    (mount / "data").chmod(0o444)
+    (mount / "secret").symlink_to("data")
+    assert read_secret(mount / "secret") == b"k" * 20
+    (mount / "data").chmod(0o666)
+    with pytest.raises(ConfigError, match="may write"):
+        read_secret(mount / "secret")

@@ -105,3 +105,26 @@ def test_the_pool_is_sized_by_memory_and_never_beyond_use(
 
 def test_free_memory_is_something() -> None:
     assert memory.free_host_bytes() > 1 << 20
+
+
+def test_a_containers_cached_files_count_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system takes cached file pages back, as those of weights that were read: they are no
+    use of memory. Those of anonymous memory and of shmem are."""
+    limit, used, stat = (tmp_path / name for name in ("max", "current", "stat"))
+    monkeypatch.setattr(memory, "CGROUP_LIMIT", limit)
+    monkeypatch.setattr(memory, "CGROUP_USED", used)
+    monkeypatch.setattr(memory, "CGROUP_STAT", stat)
+    of_machine = memory.free_host_bytes()
+    assert of_machine > 100_000
+    limit.write_text("100000\n")
+    used.write_text("90000\n")
+    stat.write_text("anon 30000\nfile 60000\nshmem 10000\ninactive_file 45000\nactive_file 5000\n")
+    assert memory.free_host_bytes() == 100_000 - 90_000 + 45_000 + 5_000
+    stat.write_text("anon 90000\ninactive_file 0\nactive_file 0\n")
+    assert memory.free_host_bytes() == 10_000
+    used.write_text("110000\n")
+    assert memory.free_host_bytes() == 0
+    limit.write_text("max\n")
+    assert memory.free_host_bytes() > 100_000
