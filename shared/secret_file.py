@@ -53,7 +53,7 @@ def check_secret(secret: bytes, source: str) -> bytes:
 def read_secret(path: Path | str) -> bytes:
     """The secret in `path` without white space around it.
 
-    Raises ConfigError when the file is missing, unreadable or open to others, or its secret is empty
+    Raises ConfigError when the file is missing, unreadable or open to others, or its secret empty
     or short.
     """
     try:
