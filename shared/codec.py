@@ -26,10 +26,11 @@ from shared.plan import (
     SequenceStart,
     StepPlan,
     StepResult,
+    TokenMask,
 )
 from shared.sampling import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_TEMPERATURE = 100.0
 MAX_CANDIDATES = 4096
 _WIRE_KINDS = {
@@ -85,6 +86,10 @@ def encode_plan(plan: StepPlan) -> worker_pb2.StepPlan:
         chunk_handles=plan.chunk_handles,
         chunk_num_tokens=plan.chunk_num_tokens,
         chunk_samples=plan.chunk_samples,
+        token_masks=[
+            worker_pb2.TokenMask(handle=handle, token_ids=mask.token_ids, bits=mask.bits)
+            for handle, mask in zip(plan.masked_handles, plan.masks, strict=True)
+        ],
     )
 
 
@@ -100,6 +105,8 @@ def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
     targets = {fork.handle for fork in forks}
     _require(len(targets) == len(forks), "a handle is forked twice")
     _require(not any(fork.source in targets for fork in forks), "a fork is copied by another")
+    masked_handles = tuple(mask.handle for mask in message.token_masks)
+    _require(len(set(masked_handles)) == len(masked_handles), "a sequence has two masks")
     return StepPlan(
         step=message.step,
         base_step=message.base_step,
@@ -116,7 +123,15 @@ def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
         chunk_handles=tuple(message.chunk_handles),
         chunk_num_tokens=tuple(message.chunk_num_tokens),
         chunk_samples=tuple(message.chunk_samples),
+        masked_handles=masked_handles,
+        masks=tuple(map(_decode_mask, message.token_masks)),
     )
+
+
+def _decode_mask(message: worker_pb2.TokenMask) -> TokenMask:
+    has_ids, has_bits = bool(message.token_ids), bool(message.bits)
+    _require(has_ids != has_bits, "a mask has not one form")
+    return TokenMask(tuple(message.token_ids), message.bits)
 
 
 def encode_result(result: StepResult) -> worker_pb2.StepResult:

@@ -65,6 +65,17 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMask:
+    """The tokens that a constrained sequence may draw; one of the two forms is set, whichever is
+    smaller."""
+
+    token_ids: Sequence[int] = ()
+    """Ascending."""
+    bits: bytes = b""
+    """ceil(vocab_size / 8) bytes: token i is bit i % 8, counted from the lowest, of byte i // 8."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one replica does in one step."""
 
@@ -89,6 +100,9 @@ class StepPlan:
     """Sequences that compute `chunk_num_tokens[i]` tokens and sample if `chunk_samples[i]`."""
     chunk_num_tokens: Sequence[int] = ()
     chunk_samples: Sequence[bool] = ()
+    masked_handles: Sequence[int] = ()
+    """With `masks`: sequences that sample in this step, and may draw the tokens of mask i alone."""
+    masks: Sequence[TokenMask] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -16,6 +16,7 @@ from worker_svc.input_batch import InputBatch, build_batch
 from worker_svc.kv_cache import KvCache
 from worker_svc.request_state import RequestState, Rows
 from worker_svc.sampler import sample
+from worker_svc.token_masks import apply_masks, check_masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class ModelRunner:
         self.cache.run(plan.cache_ops)
         failed = self._failed_earlier(plan)
         batch = build_batch(self.state, plan, self.device)
-        outcome = _Outcome() if batch is None else self._compute(batch)
+        check_masks(plan, self.state.vocab_size)
+        outcome = _Outcome() if batch is None else self._compute(batch, plan)
         failed.extend(SequenceFailure(row, "its logits are not finite") for row in outcome.unsound)
         return StepResult(
             step=plan.step,
@@ -91,7 +93,7 @@ class ModelRunner:
         failed = rows[self.state.is_failed[rows]].tolist()
         return [SequenceFailure(row, "it failed in an earlier step") for row in failed]
 
-    def _compute(self, batch: InputBatch) -> _Outcome:
+    def _compute(self, batch: InputBatch, plan: StepPlan) -> _Outcome:
         logits = self.decoder.forward(
             batch.token_ids, batch.attention, self.cache.device_blocks, batch.logit_rows
         )
@@ -100,6 +102,8 @@ class ModelRunner:
         if not len(rows):
             return _Outcome()
         with torch.inference_mode():
+            if plan.masks:
+                apply_masks(logits, rows, plan)
             sampled = sample(logits, state.sampling_rows(rows))
             is_beam = state.num_candidates[rows] > 0
             beams = np.flatnonzero(is_beam & sampled.is_sound)

@@ -45,7 +45,7 @@ class RequestState:
         self.context_length = context_length
         self.block_size = block_size
         self._num_pool_blocks = num_blocks
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         max_blocks = -(-context_length // block_size)
         # Pages of these arrays take memory only once they are written.
         self.tokens = np.zeros((num_rows, context_length + 1), np.int32)
@@ -127,7 +127,7 @@ class RequestState:
         if num_tokens > self.context_length:
             raise ProtocolError(f"sequence {handle} has {num_tokens} tokens, beyond the context")
         tokens = np.array(start.token_ids, dtype=np.int64)
-        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
             raise ProtocolError(f"sequence {handle} has tokens beyond the vocabulary")
         blocks = self._checked_blocks(start.block_table)
         if len(blocks) > self.block_tables.shape[1]:
@@ -165,7 +165,7 @@ class RequestState:
     def _choose(self, handles: Sequence[int], token_ids: Sequence[int]) -> None:
         rows = self.rows(handles)
         tokens = np.array(token_ids, dtype=np.int64)
-        if tokens.max() >= self._vocab_size or self.num_tokens[rows].max() >= self.context_length:
+        if tokens.max() >= self.vocab_size or self.num_tokens[rows].max() >= self.context_length:
             raise ProtocolError("the plan chooses tokens beyond the vocabulary or the context")
         self.append_tokens(rows, tokens)
 

@@ -16,7 +16,15 @@ from shared.codec import (
     parse_worker_message,
 )
 from shared.errors import ProtocolError
-from shared.plan import CacheOp, CacheOpKind, SequenceFailure, SequenceStart, StepPlan, StepResult
+from shared.plan import (
+    CacheOp,
+    CacheOpKind,
+    SequenceFailure,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+    TokenMask,
+)
 from shared.sampling import SamplingParams
 
 u32 = st.integers(0, 2**32 - 1)
@@ -59,10 +67,19 @@ def cache_ops(draw: st.DrawFn) -> CacheOp:
     return CacheOp(draw(u64), draw(st.sampled_from(CacheOpKind)), source, draw(u32s(len(source))))
 
 
+def token_masks() -> st.SearchStrategy[TokenMask]:
+    ids = st.lists(u32, min_size=1, max_size=20).map(tuple)
+    bits = st.binary(min_size=1, max_size=20)
+    return st.one_of(
+        ids.map(lambda ids: TokenMask(token_ids=ids)), bits.map(lambda b: TokenMask(bits=b))
+    )
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
     step = draw(st.integers(1, 2**64 - 1))
     appended, chunks = draw(u32s()), draw(u32s())
+    masked = tuple(dict.fromkeys(draw(u32s())))
     return StepPlan(
         step=step,
         base_step=draw(st.integers(0, step - 1)),
@@ -76,6 +93,8 @@ def plans(draw: st.DrawFn) -> StepPlan:
         chunk_handles=chunks,
         chunk_num_tokens=tuple(draw(st.integers(1, 2**32 - 1)) for _ in chunks),
         chunk_samples=tuple(draw(st.booleans()) for _ in chunks),
+        masked_handles=masked,
+        masks=tuple(draw(token_masks()) for _ in masked),
     )
 
 
@@ -144,6 +163,7 @@ def test_the_start_that_the_next_test_breaks_is_sound() -> None:
 
 
 NAN = float("nan")
+MASK = worker_pb2.TokenMask
 BROKEN_PLANS = {
     "no step": worker_pb2.StepPlan(),
     "base after step": worker_pb2.StepPlan(step=3, base_step=3),
@@ -166,6 +186,11 @@ BROKEN_PLANS = {
     "top_p zero": start_with(sampling={"top_p": 0}),
     "top_p NaN": start_with(sampling={"top_p": NAN}),
     "min_p negative": start_with(sampling={"min_p": -0.5}),
+    "mask of no form": worker_pb2.StepPlan(step=1, token_masks=[MASK(handle=1)]),
+    "mask of both forms": worker_pb2.StepPlan(
+        step=1, token_masks=[MASK(handle=1, token_ids=[1], bits=b"1")]
+    ),
+    "two masks of one": worker_pb2.StepPlan(step=1, token_masks=[MASK(bits=b"1"), MASK(bits=b"2")]),
 }
 
 

@@ -23,6 +23,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_MAX_TOKENS: _ClassVar[FinishReason]
     FINISH_REASON_CONTEXT_LIMIT: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+    FINISH_REASON_CONSTRAINT_COMPLETE: _ClassVar[FinishReason]
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_HEURISTIC: EarlyStopping
 EARLY_STOPPING_WHEN_FULL: EarlyStopping
@@ -34,6 +35,7 @@ FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_MAX_TOKENS: FinishReason
 FINISH_REASON_CONTEXT_LIMIT: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+FINISH_REASON_CONSTRAINT_COMPLETE: FinishReason
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")

@@ -170,8 +170,18 @@ class CacheOp(_message.Message):
     target_blocks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, id: _Optional[int] = ..., kind: _Optional[_Union[CacheOpKind, str]] = ..., source_blocks: _Optional[_Iterable[int]] = ..., target_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class TokenMask(_message.Message):
+    __slots__ = ("handle", "token_ids", "bits")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bits: bytes
+    def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., bits: _Optional[bytes] = ...) -> None: ...
+
 class StepPlan(_message.Message):
-    __slots__ = ("step", "base_step", "reset", "finished_handles", "starts", "append_handles", "append_blocks", "cache_ops", "decode_handles", "chunk_handles", "chunk_num_tokens", "chunk_samples", "forks", "chosen_handles", "chosen_token_ids")
+    __slots__ = ("step", "base_step", "reset", "finished_handles", "starts", "append_handles", "append_blocks", "cache_ops", "decode_handles", "chunk_handles", "chunk_num_tokens", "chunk_samples", "forks", "chosen_handles", "chosen_token_ids", "token_masks")
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_STEP_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +197,7 @@ class StepPlan(_message.Message):
     FORKS_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_HANDLES_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MASKS_FIELD_NUMBER: _ClassVar[int]
     step: int
     base_step: int
     reset: bool
@@ -202,7 +213,8 @@ class StepPlan(_message.Message):
     forks: _containers.RepeatedCompositeFieldContainer[Fork]
     chosen_handles: _containers.RepeatedScalarFieldContainer[int]
     chosen_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., base_step: _Optional[int] = ..., reset: _Optional[bool] = ..., finished_handles: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_handles: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., cache_ops: _Optional[_Iterable[_Union[CacheOp, _Mapping]]] = ..., decode_handles: _Optional[_Iterable[int]] = ..., chunk_handles: _Optional[_Iterable[int]] = ..., chunk_num_tokens: _Optional[_Iterable[int]] = ..., chunk_samples: _Optional[_Iterable[bool]] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., chosen_handles: _Optional[_Iterable[int]] = ..., chosen_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    token_masks: _containers.RepeatedCompositeFieldContainer[TokenMask]
+    def __init__(self, step: _Optional[int] = ..., base_step: _Optional[int] = ..., reset: _Optional[bool] = ..., finished_handles: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_handles: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., cache_ops: _Optional[_Iterable[_Union[CacheOp, _Mapping]]] = ..., decode_handles: _Optional[_Iterable[int]] = ..., chunk_handles: _Optional[_Iterable[int]] = ..., chunk_num_tokens: _Optional[_Iterable[int]] = ..., chunk_samples: _Optional[_Iterable[bool]] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., chosen_handles: _Optional[_Iterable[int]] = ..., chosen_token_ids: _Optional[_Iterable[int]] = ..., token_masks: _Optional[_Iterable[_Union[TokenMask, _Mapping]]] = ...) -> None: ...
 
 class Candidates(_message.Message):
     __slots__ = ("handle", "token_ids", "log_probs")

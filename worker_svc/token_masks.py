@@ -1,0 +1,53 @@
+"""Keeps constrained sequences to the tokens that their plan allows: the logits of all others become
+-infinity, before temperature and filters see them. Where nothing finite is left, the row is unsound
+and its sequence fails alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.errors import ProtocolError
+from shared.plan import StepPlan, TokenMask
+
+Ids = npt.NDArray[np.int64]
+
+
+def check_masks(plan: StepPlan, vocab_size: int) -> None:
+    """Raises ProtocolError for a mask of a sequence that does not sample in this step, or one that
+    is not of this vocabulary."""
+    if not plan.masks:
+        return
+    chunks = zip(plan.chunk_handles, plan.chunk_samples, strict=True)
+    sampling = {*plan.decode_handles, *(handle for handle, samples in chunks if samples)}
+    for handle, mask in zip(plan.masked_handles, plan.masks, strict=True):
+        if handle not in sampling:
+            raise ProtocolError(f"the plan masks sequence {handle}, which doesn't sample")
+        if mask.bits and len(mask.bits) != -(-vocab_size // 8):
+            raise ProtocolError(f"a mask of {len(mask.bits)} bytes is not of this vocabulary")
+        if max(mask.token_ids, default=0) >= vocab_size:
+            raise ProtocolError(f"a mask allows token {max(mask.token_ids)} beyond the vocabulary")
+
+
+def apply_masks(logits: torch.Tensor, rows: Ids, plan: StepPlan) -> None:
+    """Mask `logits` [n, vocab_size] of the sampling sequences `rows` [n] in place, by the checked
+    masks of `plan`. Those of sequences that failed earlier have no row, and are passed over."""
+    place_of = {row: place for place, row in enumerate(rows.tolist())}
+    for handle, mask in zip(plan.masked_handles, plan.masks, strict=True):
+        if handle in place_of:
+            _apply(logits[place_of[handle]], mask)
+
+
+def _apply(logits: torch.Tensor, mask: TokenMask) -> None:
+    """Mask one row's `logits` [vocab_size] in place."""
+    if mask.bits:
+        packed = np.frombuffer(mask.bits, np.uint8)
+        bits = np.unpackbits(packed, count=len(logits), bitorder="little")
+        is_allowed = torch.from_numpy(bits).to(logits.device).bool()
+        logits.masked_fill_(~is_allowed, -torch.inf)
+        return
+    allowed = torch.tensor(mask.token_ids, device=logits.device)
+    kept = logits[allowed]
+    logits.fill_(-torch.inf)
+    logits[allowed] = kept
