@@ -4,7 +4,10 @@ through it.
 One JSON list a line. The first is ["quire-record", version, configuration]. Each other one is an
 event before it is handled, as [method, argument, ...], and after a plan ["plan", digest], by which
 a replay sees whether it comes to the same. The secret key of block hashes is not in it: plans
-don't depend on it.
+don't depend on it. Of constraints it has only what they answered: ["constraints", []] after the
+submission of a request that has one, and ["constraints", [answer, ...]] after a result whose tokens
+they took, an answer for each in the order of asking: whether another token may follow, or the text
+of ConstraintBroken.
 """
 
 from __future__ import annotations
@@ -13,17 +16,19 @@ import hashlib
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.constraint import ConstraintBroken, TokenConstraint
 from scheduler_svc.core.messages import Event, NewRequest, ReplicaCapacity, SequenceFinished
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.value_json import to_json
 from shared.codec import encode_plan
 from shared.errors import ConfigError
 from shared.ids import ReplicaId, RequestId
-from shared.plan import StepPlan, StepResult
+from shared.plan import StepPlan, StepResult, TokenMask
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +51,16 @@ INPUTS: dict[str, tuple[Any, ...]] = {
     "flush_prefix_cache": (),
 }
 """The scheduler's methods that change it, and their arguments."""
+CONSTRAINTS = "constraints"
+"""The name of the lines that say what constraints answered."""
 
 
 def plan_digest(plan: StepPlan) -> str:
-    """Equal for equal plans alone, but by chance of 2^-64."""
-    data = encode_plan(plan).SerializeToString(deterministic=True)
+    """Equal for equal plans alone, but by chance of 2^-64. What a constraint allows doesn't count:
+    a replay doesn't know it."""
+    data = encode_plan(replace(plan, masked_handles=(), masks=())).SerializeToString(
+        deterministic=True
+    )
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
@@ -88,16 +98,45 @@ class Record:
         self._file.close()
 
 
+class RecordedConstraint:
+    """A constraint that adds each of its answers to a list."""
+
+    def __init__(self, constraint: TokenConstraint, answers: list[bool | str]) -> None:
+        self._constraint = constraint
+        self._answers = answers
+
+    @property
+    def mask(self) -> TokenMask | None:
+        return self._constraint.mask
+
+    def accept(self, token_id: int) -> bool:
+        try:
+            may_go_on = self._constraint.accept(token_id)
+        except ConstraintBroken as error:
+            self._answers.append(str(error))
+            raise
+        self._answers.append(may_go_on)
+        return may_go_on
+
+    def copy(self) -> RecordedConstraint:
+        return RecordedConstraint(self._constraint.copy(), self._answers)
+
+
 class RecordingScheduler(Scheduler):
     """A scheduler that writes each of INPUTS to `record` before it is handled."""
 
     def __init__(self, config: SchedulerConfig, hash_key: bytes, record: Record) -> None:
         super().__init__(config, hash_key)
         self._record = record
+        self._answers: list[bool | str] = []
         record.write(FORMAT, VERSION, config)
 
     def submit(self, request: NewRequest, now: float) -> None:
-        self._record.write("submit", request, now)
+        self._record.write("submit", replace(request, constraint=None), now)
+        if request.constraint is not None:
+            self._record.write(CONSTRAINTS, [])
+            recorded = RecordedConstraint(request.constraint, self._answers)
+            request = replace(request, constraint=recorded)
         super().submit(request, now)
 
     def abort(self, request_id: RequestId) -> None:
@@ -139,7 +178,12 @@ class RecordingScheduler(Scheduler):
 
     def apply_result(self, replica: ReplicaId, result: StepResult, now: float) -> list[Event]:
         self._record.write("apply_result", replica, result, now)
-        return super().apply_result(replica, result, now)
+        try:
+            return super().apply_result(replica, result, now)
+        finally:
+            if self._answers:
+                self._record.write(CONSTRAINTS, self._answers)
+                self._answers.clear()
 
     def tick(self, now: float) -> list[Event]:
         self._record.write("tick", now)

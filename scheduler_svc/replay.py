@@ -10,15 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.constraint import ConstraintBroken
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.story import Story
-from scheduler_svc.recorder import FORMAT, INPUTS, VERSION, plan_digest
+from scheduler_svc.recorder import CONSTRAINTS, FORMAT, INPUTS, VERSION, plan_digest
 from scheduler_svc.value_json import from_json
 from shared.errors import QuireError
 from shared.ids import RequestId
@@ -38,11 +40,33 @@ class PlanDiffers(Exception):
         super().__init__(f"line {line_number}: the plan differs; made now: {plan}")
 
 
+class ReplayedConstraint:
+    """Answers as a constraint did then; it allows every token, as plans' masks aren't compared."""
+
+    mask = None
+
+    def __init__(self, answers: deque[bool | str]) -> None:
+        """`answers` are those of all constraints to the event at hand, in the order of asking."""
+        self._answers = answers
+
+    def accept(self, token_id: int) -> bool:
+        if not self._answers:
+            raise BrokenRecord(f"a constraint is asked about token {token_id}, and wasn't then")
+        answer = self._answers.popleft()
+        if isinstance(answer, str):
+            raise ConstraintBroken(answer)
+        return answer
+
+    def copy(self) -> ReplayedConstraint:
+        return self
+
+
 @dataclass(slots=True)
 class Replay:
     """A core in the state that a record leads to."""
 
     scheduler: Scheduler
+    answers: deque[bool | str] = field(default_factory=deque)
     num_events: int = 0
     num_plans: int = 0
 
@@ -60,7 +84,7 @@ def replay(lines: Iterable[bytes]) -> Replay:
         raise BrokenRecord(f"line 1: {error!r}") from error
     done = Replay(Scheduler(config, HASH_KEY))
     made: StepPlan | None = None
-    for number, (name, *arguments) in numbered:
+    for number, name, arguments, answers in _with_answers(numbered):
         if name == "plan":
             if made is None or [plan_digest(made)] != arguments:
                 raise PlanDiffers(number, made)
@@ -69,25 +93,53 @@ def replay(lines: Iterable[bytes]) -> Replay:
             continue
         if made is not None:
             raise PlanDiffers(number - 1, made)
-        made = _handle(done.scheduler, number, name, arguments)
+        made = _handle(done, number, name, arguments, answers)
         done.num_events += 1
     return done
 
 
 def _handle(
-    scheduler: Scheduler, number: int, name: str, arguments: Sequence[Any]
+    done: Replay, number: int, name: str, arguments: Sequence[Any], answers: Sequence[Any] | None
 ) -> StepPlan | None:
-    """Gives the plan when the event is a schedule that made one."""
+    """Gives the plan when the event is a schedule that made one. `answers` are those that
+    constraints gave, None where none was asked."""
     try:
         kinds = INPUTS[name]
         values = [from_json(*pair) for pair in zip(kinds, arguments, strict=True)]
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise BrokenRecord(f"line {number}: {error!r}") from error
+    done.answers.clear()
+    done.answers.extend(answers or ())
+    if name == "submit" and answers is not None:
+        values[0] = replace(values[0], constraint=ReplayedConstraint(done.answers))
     try:
-        result = getattr(scheduler, name)(*values)
+        result = getattr(done.scheduler, name)(*values)
     except QuireError:
         return None
     return result[0] if name == "schedule" else None
+
+
+def _with_answers(
+    numbered: Iterable[tuple[int, list[Any]]],
+) -> Iterator[tuple[int, str, list[Any], list[Any] | None]]:
+    """Each event with what the line after it says of constraints, if it does."""
+    event: tuple[int, str, list[Any]] | None = None
+    for number, (name, *arguments) in numbered:
+        if name == CONSTRAINTS:
+            if event is None or len(arguments) != 1 or not _are_answers(arguments[0]):
+                raise BrokenRecord(f"line {number}: these are no answers of constraints")
+            yield (*event, arguments[0])
+            event = None
+            continue
+        if event is not None:
+            yield (*event, None)
+        event = (number, name, arguments)
+    if event is not None:
+        yield (*event, None)
+
+
+def _are_answers(items: object) -> bool:
+    return isinstance(items, list) and all(isinstance(item, bool | str) for item in items)
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[tuple[int, list[Any]]]:

@@ -111,6 +111,7 @@ def _check_rows(replica: Replica, running: list[Sequence]) -> None:
         if seq.request.beams is None:
             assert 0 <= computed < total <= table.limit[row], seq.ref
             assert known <= total <= known + MAX_PLANS_IN_FLIGHT
+            assert seq.constraint is None or table.limit[row] == known + 1, seq.ref
         else:
             num_chosen = seq.request.beams.num_tokens
             assert 0 <= computed <= total and known == table.limit[row] == seq.num_prompt_tokens
@@ -121,6 +122,8 @@ def _check_rows(replica: Replica, running: list[Sequence]) -> None:
         assert len(set(seq.block_table)) == len(seq.block_table), "a block twice in one table"
         assert seq.num_published_blocks * table.block_size <= computed
         assert seq.uses_prefix_cache or seq.num_published_blocks == 0
+    constrained = {seq.row: seq for seq in running if seq.constraint is not None}
+    assert replica.constrained == constrained
     rows = [seq.row for seq in running]
     handles = rows + replica.retiring + replica.free_handle_list()
     assert sorted(handles) == list(range(table.limit.size)), "a handle is lost or doubled"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from scheduler_svc.core.constraint import TokenConstraint
 from shared.ids import ReplicaId, RequestId
 from shared.sampling import BeamParams, SamplingParams
 
@@ -30,6 +31,7 @@ class FinishReason(Enum):
     MAX_TOKENS = 4
     CONTEXT_LIMIT = 5
     CANCELLED = 6
+    CONSTRAINT_COMPLETE = 7
 
 
 class FailureKind(Enum):
@@ -39,7 +41,7 @@ class FailureKind(Enum):
     DEADLINE = "deadline"
     """Its deadline would pass before its first token, by the measured rates."""
     SEQUENCE_FAILED = "sequence_failed"
-    """The worker reported a failure of this sequence alone."""
+    """The worker reported a failure of this sequence alone, or its constraint can't go on."""
     REPLICA_LOST_TOO_OFTEN = "replica_lost_too_often"
     NO_REPLICA = "no_replica"
     """The last replica is gone and none came back within the grace."""
@@ -64,6 +66,9 @@ class NewRequest:
     """Sequence i draws as choice `first_choice + i` of its seed."""
     beam: BeamParams | None = None
     """For a beam search, whose `num_return` is num_sequences; `sampling` is greedy then."""
+    constraint: TokenConstraint | None = None
+    """What each sequence must obey, from its first token on; each gets a copy. None in a beam
+    search."""
     priority: int = 0
     queue_timeout_s: float | None = None
     """Seconds from its submission in which it must start."""

@@ -339,6 +339,7 @@ class StepPlanner:
         finished = replica.retire_handles()
         plan = draft.finish(
             decode_rows,
+            replica.constrained,
             base_step=replica.base_step,
             reset=replica.must_reset,
             finished_handles=finished,

@@ -89,6 +89,8 @@ class Replica:
         """Handles that the next plan finishes."""
         self.beam_searches: dict[RequestId, Request] = {}
         """Those that run here."""
+        self.constrained: dict[int, Sequence] = {}
+        """Rows of constrained sequences."""
         self.blocked: tuple[Sequence, int] | None = None
         """The waiting sequence that last found too few free blocks, and how many there were."""
         self._free_rows = list(range(self.table.limit.size))
@@ -148,6 +150,9 @@ class Replica:
             seq.request.beams = BeamGroup(search)
             self.beam_searches[seq.request.id] = seq.request
             limit = seq.num_prompt_tokens
+        if seq.constraint is not None:
+            self.constrained[seq.row] = seq
+            limit = len(seq.token_ids) + 1
         self.table.add(seq, seq.row, match.num_tokens, limit)
         self.blocked = None
 
@@ -178,6 +183,7 @@ class Replica:
         row = seq.row
         has_generated = self.table.num_tokens[row] > self.table.num_started[row]
         self.table.remove(row)
+        self.constrained.pop(row, None)
         if has_generated:
             self.kv.publish(seq, len(seq.token_ids) - 1)
         blocks = self.kv.leave(seq)

@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam_group import BeamGroup
+from scheduler_svc.core.constraint import TokenConstraint
 from scheduler_svc.core.messages import NewRequest, SequenceRef
 from scheduler_svc.core.policy import OrderKey
 from scheduler_svc.core.prefix_index import Parent
@@ -62,6 +63,8 @@ class Sequence:
     ref: SequenceRef
     token_ids: array[int]
     """The prompt, then what was generated; 32 bits each."""
+    constraint: TokenConstraint | None = None
+    """As of all tokens that are back."""
     state: SequenceState = SequenceState.WAITING
     replica: ReplicaId | None = None
     """Where it is RUNNING or SWAPPED."""
@@ -127,7 +130,8 @@ def make_request(
     )
     for index, key in enumerate(keys):
         ref = SequenceRef(new.request_id, index)
+        constraint = None if new.constraint is None else new.constraint.copy()
         request.sequences.append(
-            Sequence(request, index, key, ref, array("I", new.prompt_token_ids))
+            Sequence(request, index, key, ref, array("I", new.prompt_token_ids), constraint)
         )
     return request

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduler_svc.core.constraint import ConstraintBroken
 from scheduler_svc.core.messages import FinishReason, NewRequest, SequenceRef
 from scheduler_svc.core.replica import Replica, StepRecord
 from scheduler_svc.core.request import Sequence
@@ -34,6 +35,8 @@ class StepOutcome:
     token_ids: SequenceOf[int] = ()
     """A token for each of `refs`, without end-of-sequence and stop tokens."""
     endings: list[Ending] = field(default_factory=list)
+    broken: list[tuple[Sequence, str]] = field(default_factory=list)
+    """Sequences whose constraint can't go on, with what went wrong."""
 
 
 def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints]:
@@ -133,20 +136,63 @@ def _outcome(
     table = replica.table
     if not np.count_nonzero(is_last):
         return StepOutcome(table.refs(rows), token_ids.tolist())
+    accepted = _Accepted()
+    if replica.constrained:
+        accepted = _accept(replica, rows, token_ids, is_stop, is_last)
     endings = [
-        _ending(table.sequence(row), token, bool(stop), int(table.num_tokens[row]))
+        _ending(
+            table.sequence(row),
+            token if stop else None,
+            int(table.num_tokens[row]),
+            is_complete=row in accepted.complete,
+        )
         for row, token, stop in zip(
             rows[is_last].tolist(), token_ids[is_last].tolist(), is_stop[is_last], strict=True
         )
     ]
     rows, token_ids = rows[~is_stop], token_ids[~is_stop]
-    return StepOutcome(table.refs(rows), token_ids.tolist(), endings)
+    return StepOutcome(table.refs(rows), token_ids.tolist(), endings, accepted.broken)
 
 
-def _ending(seq: Sequence, token: int, is_stop: bool, num_tokens: int) -> Ending:
+@dataclass(slots=True)
+class _Accepted:
+    """What constraints say to a step's tokens."""
+
+    complete: set[int] = field(default_factory=set)
+    """Rows after whose token nothing can follow."""
+    broken: list[tuple[Sequence, str]] = field(default_factory=list)
+
+
+def _accept(
+    replica: Replica, rows: Ints, token_ids: Ints, is_stop: Bools, is_last: Bools
+) -> _Accepted:
+    """Give each constraint its token. Those of `rows` that can go on are in `is_last` no more."""
+    table, accepted = replica.table, _Accepted()
+    for at in (is_last & ~is_stop).nonzero()[0].tolist():
+        row = int(rows[at])
+        seq = replica.constrained.get(row)
+        if seq is None:
+            continue
+        assert seq.constraint is not None
+        try:
+            if not seq.constraint.accept(int(token_ids[at])):
+                accepted.complete.add(row)
+            elif table.num_tokens[row] < replica.limit_of(seq.request.new):
+                table.limit[row] += 1
+                is_last[at] = False
+        except ConstraintBroken as error:
+            accepted.broken.append((seq, str(error)))
+            is_last[at] = False
+    return accepted
+
+
+def _ending(
+    seq: Sequence, stop_token_id: int | None, num_tokens: int, *, is_complete: bool
+) -> Ending:
     num_output_tokens = num_tokens - seq.num_prompt_tokens
-    stop_token_id = token if is_stop else None
-    reason = reason_of(seq.request.new, stop_token_id, num_output_tokens)
+    reason = FinishReason.CONSTRAINT_COMPLETE
+    if not is_complete:
+        reason = reason_of(seq.request.new, stop_token_id, num_output_tokens)
     return Ending(seq, reason, stop_token_id, num_output_tokens)
 
 

@@ -221,6 +221,10 @@ class Scheduler:
         if outcome.refs:
             events.append(TokensStep(outcome.refs, outcome.token_ids))
         events.extend(self._endings.finish(ending) for ending in outcome.endings)
+        for seq, message in outcome.broken:
+            if seq.state is not SequenceState.FINISHED:
+                kind = FailureKind.SEQUENCE_FAILED
+                events.append(self._endings.fail(seq.request, kind, message))
         for request, answers in apply_candidates(source, record, result, self._waiting):
             self._stories.tell(request, "finished its beam search")
             self._endings.end_request(request)

@@ -8,7 +8,9 @@ A row's number is the sequence's handle on the worker. A row decodes when one to
 compute, and takes chunks when more are. `num_computed` and `num_total` are as of the plans sent;
 `num_tokens` is as of the results that are back. A row without a sequence has limit 0 and takes
 part in nothing. The row of a beam has its prompt's length as limit, so that it never decodes by
-itself; it knows the prompt's tokens, and computes further ones as its group goes on.
+itself; it knows the prompt's tokens, and computes further ones as its group goes on. The row of a
+constrained sequence has one token more than are known as limit: it decodes when its last token is
+back, and each of its tokens is looked at as a last one.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from scheduler_svc.core.replica import StepRecord
+from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Ints, SequenceTable, row_index
-from shared.plan import CacheOp, CacheOpKind, Fork, SequenceStart, StepPlan
+from shared.plan import CacheOp, CacheOpKind, Fork, SequenceStart, StepPlan, TokenMask
 
 NO_ROWS: Ints = np.empty(0, np.int64)
 
@@ -103,16 +104,19 @@ class StepDraft:
     def finish(
         self,
         decode_rows: Ints,
+        constrained: Mapping[int, Sequence],
         *,
         base_step: int,
         reset: bool,
         finished_handles: list[int],
         next_op_id: Callable[[], int],
     ) -> StepPlan:
-        """The plan. Copies out come before copies in, and copies on the device come last."""
+        """The plan. Copies out come before copies in, and copies on the device come last.
+        `constrained` are sequences by row; those that sample get their masks."""
         decode_handles = decode_rows.tolist() + self._single_rows
         self.record.sample_handles = decode_handles + self._sampled_rows
         order = (CacheOpKind.SWAP_OUT, CacheOpKind.SWAP_IN, CacheOpKind.COPY)
+        masks = self._masks(constrained) if constrained else {}
         return StepPlan(
             step=self.record.step,
             base_step=base_step,
@@ -133,7 +137,18 @@ class StepDraft:
             chunk_handles=self._chunk_rows,
             chunk_num_tokens=self._chunk_sizes,
             chunk_samples=self._chunk_samples,
+            masked_handles=list(masks),
+            masks=list(masks.values()),
         )
+
+    def _masks(self, constrained: Mapping[int, Sequence]) -> dict[int, TokenMask]:
+        """By row, where not every token is allowed."""
+        masks = {}
+        for row in self.record.sample_handles:
+            seq = constrained.get(row)
+            if seq is not None and seq.constraint is not None and seq.constraint.mask is not None:
+                masks[row] = seq.constraint.mask
+        return masks
 
     def fill_record(self, decode_rows: Ints, table: SequenceTable) -> None:
         """Note what the plan computes and samples, and count it in the rows of `table`."""

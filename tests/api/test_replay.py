@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from protos.quire.admin.v1 import admin_pb2
 from scheduler_svc.config import parse_config
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.messages import NewRequest
+from scheduler_svc.core.messages import FinishReason, NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recorder import INPUTS, Record, RecordingScheduler
 from scheduler_svc.replay import BrokenRecord, PlanDiffers, main, replay
@@ -22,6 +23,7 @@ from shared.model_spec import ModelSpec
 from tests.api.fake_worker import joined
 from tests.api.serving import SERVING, answer, opened, request, serving
 from tests.core.driver import Driver, make_request
+from tests.core.test_constraints import Countdown
 from tests.sim.simulator import Simulator
 
 
@@ -47,7 +49,8 @@ def test_a_random_world_is_replayed_plan_by_plan(seed: int, tmp_path: Path) -> N
     done = replay(lines)
     num_plans = sum(line.startswith(b'["plan"') for line in lines)
     assert done.num_plans == num_plans > 5
-    assert done.num_events == len(lines) - num_plans - 1
+    num_answers = sum(line.startswith(b'["constraints"') for line in lines)
+    assert done.num_events == len(lines) - num_plans - num_answers - 1
     done.scheduler.check_invariants()
 
 
@@ -62,6 +65,32 @@ def driven(path: Path) -> list[bytes]:
     driver.run()
     record.close()
     return path.read_bytes().splitlines(keepends=True)
+
+
+def test_answers_of_constraints_are_replayed(tmp_path: Path) -> None:
+    """A replay has no grammar: a constraint ends or breaks its sequence where it did then."""
+    record = Record(tmp_path / "record")
+    driver = Driver()
+    driver.scheduler = RecordingScheduler(SchedulerConfig(), b"key", record)
+    driver.join()
+    for name, constraint in {
+        "whole": Countdown([4, 8, 15]),
+        "broken": Countdown([4, 8, 15], breaks_at=8),
+    }.items():
+        driver.submit(replace(make_request(name, 5), constraint=constraint))
+    driver.run()
+    record.close()
+    lines = (tmp_path / "record").read_bytes().splitlines(keepends=True)
+    done = replay(lines)
+    assert driver.reason("whole") is FinishReason.CONSTRAINT_COMPLETE
+    for name, text in {"whole": "CONSTRAINT_COMPLETE", "broken": "became too complex"}.items():
+        story = done.scheduler.story(RequestId(name))
+        assert story is not None and text in story.events[-1].text
+    answers = next(n for n, line in enumerate(lines) if b"became" in line)
+    with pytest.raises((BrokenRecord, PlanDiffers)):
+        replay([*lines[:answers], *lines[answers + 1 :]])
+    with pytest.raises(BrokenRecord, match=f"line {answers + 1}:"):
+        replay([*lines[:answers], b'["constraints",[3]]\n', *lines[answers + 1 :]])
 
 
 def test_another_decision_is_found_at_its_line(

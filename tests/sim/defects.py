@@ -19,6 +19,7 @@ from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.step_draft import StepDraft
 from scheduler_svc.core.table_growth import TableGrowth
 from shared.plan import StepPlan
+from tests.sim.constraint import SimConstraint
 
 Defect = Callable[[pytest.MonkeyPatch], None]
 
@@ -245,6 +246,54 @@ def plan_a_row_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepDraft, "finish", finish)
 
 
+# -- constraints ------------------------------------------------------------------------------
+
+
+def mask_the_wrong_rows(patch: pytest.MonkeyPatch) -> None:
+    """Two constrained sequences of a step get each other's mask."""
+    real = StepDraft.finish
+
+    def finish(self: StepDraft, *args: object, **options: object) -> StepPlan:
+        plan = real(self, *args, **options)  # type: ignore[arg-type]
+        return dataclasses.replace(plan, masks=list(reversed(plan.masks)))
+
+    patch.setattr(StepDraft, "finish", finish)
+
+
+def plan_with_stale_masks(patch: pytest.MonkeyPatch) -> None:
+    """A constrained sequence decodes again before its last token is back."""
+    real = SequenceTable.decoding
+
+    def decoding(self: SequenceTable) -> Bools:
+        rows = [seq.row for seq in self if seq.constraint is not None]
+        self.limit[rows] += 1
+        is_decoding = real(self)
+        self.limit[rows] -= 1
+        return is_decoding
+
+    patch.setattr(SequenceTable, "decoding", decoding)
+
+
+def share_a_constraint(patch: pytest.MonkeyPatch) -> None:
+    """The choices of a request have one constraint's state between them."""
+    patch.setattr(SimConstraint, "copy", lambda self: self)
+
+
+def start_constraints_over(patch: pytest.MonkeyPatch) -> None:
+    """A constraint starts over when its sequence is preempted or its replica lost."""
+    real = Replica.leave
+
+    def leave(
+        self: Replica, seq: Sequence, state: SequenceState, last_record: StepRecord | None = None
+    ) -> None:
+        real(self, seq, state, last_record)
+        if seq.constraint is not None and state is not SequenceState.FINISHED:
+            assert seq.request.new.constraint is not None
+            seq.constraint = seq.request.new.constraint.copy()
+
+    patch.setattr(Replica, "leave", leave)
+
+
 DEFECTS: tuple[Defect, ...] = (
     leak_blocks,
     free_twice,
@@ -268,4 +317,8 @@ DEFECTS: tuple[Defect, ...] = (
     miss_stops,
     lose_a_token_on_the_way_back,
     plan_a_row_twice,
+    mask_the_wrong_rows,
+    plan_with_stale_masks,
+    share_a_constraint,
+    start_constraints_over,
 )

@@ -18,9 +18,17 @@ def extend(state: int, token: int) -> int:
     return hash((state, token))
 
 
-def draw(states: Sequence[int], seed: int, index: int, position: int) -> int:
-    """The token at `position` after reading the slots' `states` through a block table."""
-    return hash((tuple(states), seed, index, position)) % NUM_TOKEN_IDS
+def draw(
+    states: Sequence[int],
+    seed: int,
+    index: int,
+    position: int,
+    allowed: Sequence[int] | None = None,
+) -> int:
+    """The token at `position`, of those `allowed`, after reading the slots' `states` through a
+    block table."""
+    among = range(NUM_TOKEN_IDS) if allowed is None else allowed
+    return among[hash((tuple(states), seed, index, position)) % len(among)]
 
 
 def states_of(token_ids: Sequence[int], block_size: int) -> list[int]:
@@ -94,14 +102,19 @@ def answer(request: NewRequest, index: int, block_size: int) -> tuple[list[int],
     the client sees and the reason of their end."""
     tokens = list(request.prompt_token_ids)
     output: list[int] = []
+    constraint = None if request.constraint is None else request.constraint.copy()
     while True:
         seed = request.sampling.seed
-        token = draw(states_of(tokens, block_size), seed, index, len(tokens))
+        mask = None if constraint is None else constraint.mask
+        allowed = None if mask is None else mask.token_ids
+        token = draw(states_of(tokens, block_size), seed, index, len(tokens), allowed)
         if token in request.eos_token_ids:
             return output, FinishReason.EOS
         if token in request.stop_token_ids:
             return output, FinishReason.STOP_TOKEN
         tokens.append(token)
         output.append(token)
+        if constraint is not None and not constraint.accept(token):
+            return output, FinishReason.CONSTRAINT_COMPLETE
         if len(output) == request.max_tokens:
             return output, FinishReason.MAX_TOKENS

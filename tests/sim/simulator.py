@@ -30,6 +30,7 @@ from shared.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, 
 from shared.ids import ReplicaId, RequestId
 from shared.plan import StepPlan, StepResult
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
+from tests.sim.constraint import SimConstraint
 from tests.sim.ledger import BlockLedger
 from tests.sim.model import NUM_TOKEN_IDS, answers_of, is_beam_answer
 from tests.sim.worker import SimWorker
@@ -164,6 +165,9 @@ class Simulator:
                 early_stopping=rng.choice(list(EarlyStopping)),
                 num_return=num_sequences,
             )
+        constraint = None
+        if beam is None and rng.random() < 0.25:
+            constraint = SimConstraint(rng.randrange(1000))
         request = NewRequest(
             request_id=RequestId(f"r{self._num_requests}"),
             prompt_token_ids=prompt,
@@ -173,6 +177,7 @@ class Simulator:
             stop_token_ids=frozenset(self._tokens(rng.choice((0, 0, 3)))),
             num_sequences=num_sequences,
             beam=beam,
+            constraint=constraint,
             priority=rng.choice((0, 0, 0, 1, -1)),
             queue_timeout_s=rng.choice((None, None, 3.0)),
             deadline_s=rng.choice((None, None, 4.0)),

@@ -17,6 +17,7 @@ from shared.plan import (
     SequenceStart,
     StepPlan,
     StepResult,
+    TokenMask,
 )
 from tests.sim.model import ROOT, candidates, draw, extend
 
@@ -66,6 +67,7 @@ class SimWorker:
         for handle, num_new, _ in work:
             if handle in self._broken:
                 self._spoil(handle, num_new)
+        masks = dict(zip(plan.masked_handles, plan.masks, strict=True))
         handles, token_ids, found = [], [], []
         for handle, num_new, samples in work:
             if handle in self._broken or not self._compute(handle, num_new, samples):
@@ -74,7 +76,7 @@ class SimWorker:
                 found.append(self._candidates(handle))
             else:
                 handles.append(handle)
-                token_ids.append(self._draw(handle))
+                token_ids.append(self._draw(handle, masks.get(handle)))
         return StepResult(
             step=plan.step,
             handles=handles,
@@ -141,9 +143,10 @@ class SimWorker:
         assert samples == (seq.num_computed == len(seq.token_ids)), "samples in the middle"
         return samples
 
-    def _draw(self, handle: int) -> int:
+    def _draw(self, handle: int, mask: TokenMask | None) -> int:
         seq = self.sequences[handle]
-        token = draw(self._states(seq), seq.seed, seq.index, len(seq.token_ids))
+        allowed = None if mask is None else mask.token_ids
+        token = draw(self._states(seq), seq.seed, seq.index, len(seq.token_ids), allowed)
         seq.token_ids.append(token)
         return token
 
