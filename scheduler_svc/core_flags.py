@@ -31,7 +31,7 @@ CORE_FLAGS = (
         "--max-num-batched-tokens", positive_int, _CORE.max_num_batched_tokens, "tokens in one step"
     ),
     Flag("--max-num-seqs", positive_int, _CORE.max_num_seqs, "sequences in one step"),
-    Flag("--max-waiting", positive_int, _CORE.max_waiting, "requests that may wait"),
+    Flag("--max-waiting", positive_int, _CORE.max_waiting, "sequences that may wait"),
     Flag("--max-waiting-tokens", positive_int, _CORE.max_waiting_tokens, "prompt tokens that wait"),
     Flag(
         "--no-replica-grace-s",

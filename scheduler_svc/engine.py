@@ -276,6 +276,7 @@ class Engine:
         for member in self.registry.members():
             if (
                 member.state is WorkerState.DRAINING
+                and not member.drain_sent
                 and not member.in_flight
                 and self.scheduler.is_drained(member.replica)
             ):

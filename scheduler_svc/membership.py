@@ -81,6 +81,8 @@ class Member:
     is_gone: bool = False
     """A frame to it could not be sent: its connection is closed, or it does not read."""
     drain_sent: bool = False
+    is_replica: bool = False
+    """Whether the engine was told that it is ready."""
     times: StepTimes = field(default_factory=StepTimes)
 
     @property
@@ -98,7 +100,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A replica that was ready is gone; its epoch is closed."""
+    """A replica is gone; its epoch is closed."""
 
     replica: ReplicaId
 

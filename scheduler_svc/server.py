@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -77,6 +78,7 @@ class SchedulerServer:
             secret=config.workers.secret,
             max_frame_bytes=config.workers.max_frame_bytes,
         )
+        self._core_config = replace(config.core, vocab_size=spec.vocab_size)
         registry = WorkerRegistry(
             config.workers,
             model_fingerprint=spec.fingerprint,
@@ -115,8 +117,8 @@ class SchedulerServer:
         # Without the key nobody can tell which prompts share a block hash.
         hash_key = os.urandom(32)
         if self._record is None:
-            return Scheduler(self._config.core, hash_key)
-        return RecordingScheduler(self._config.core, hash_key, self._record)
+            return Scheduler(self._core_config, hash_key)
+        return RecordingScheduler(self._core_config, hash_key, self._record)
 
     async def start(self) -> None:
         """Opens the ports and starts the engine; ConfigError when a port can't be had."""

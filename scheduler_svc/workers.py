@@ -184,8 +184,13 @@ class WorkerRegistry:
     def _ready(self, member: Member, ready: worker_pb2.Ready, now: float) -> list[WorkerEvent]:
         require(member.state is WorkerState.LOADING, "it says that it is ready a second time")
         capacity = capacity_of(ready)
-        member.state = WorkerState.READY
         member.load_fraction = 1.0
+        if member.drain_sent:
+            # It hears of it now, and leaves: the engine need never know of it.
+            member.state = WorkerState.DRAINING
+            return []
+        member.state = WorkerState.READY
+        member.is_replica = True
         member.last_progress_s = now
         log.info(
             "worker %s is ready: %d blocks of %d tokens on %s",
@@ -318,4 +323,4 @@ class WorkerRegistry:
         if self._by_identity.get(member.identity) is member:
             del self._by_identity[member.identity]
         log.log(level, "worker %s left: %s", member.worker_id, cause)
-        return [] if member.state is WorkerState.LOADING else [WorkerLost(member.replica)]
+        return [WorkerLost(member.replica)] if member.is_replica else []

@@ -19,7 +19,11 @@ def check_new_request(
     config: SchedulerConfig,
 ) -> None:
     """Raises Unavailable without `usable` replicas, InvalidArgument when none of them could hold
-    the prompt and one token more in each beam, ResourceExhausted when too much waits already."""
+    the prompt and one token more in each beam, ResourceExhausted when too much waits already.
+
+    The queue's limits are for what waits beside others: when nothing waits they let any request
+    in, so that none is told for ever to try again.
+    """
     num_prompt = len(request.prompt_token_ids)
     count = max(request.num_sequences, request.num_beams)
     assert num_prompt and count >= 1 and request.max_tokens >= 1, "the front validates requests"
@@ -33,6 +37,8 @@ def check_new_request(
         raise InvalidArgument(
             "prompt", f"it has {num_prompt} tokens; the workers' caches hold at most {most}"
         )
+    if not len(waiting):
+        return
     if len(waiting) + count > config.max_waiting:
         raise ResourceExhausted(
             "max_waiting", f"{len(waiting)} sequences wait already", config.retry_after_s

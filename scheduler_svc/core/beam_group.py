@@ -33,7 +33,11 @@ class BeamGroup:
     """Made anew whenever the request's first sequence starts on a replica. Sequences are named by
     their index in the request."""
 
-    def __init__(self, search: BeamSearch) -> None:
+    def __init__(self, search: BeamSearch, num_candidates: int) -> None:
+        self.num_candidates = num_candidates
+        """How many each beam gives in a step."""
+        self.num_generated = 0
+        """Tokens of all beams so far, dropped ones included."""
         self.chosen: list[ChosenToken] = []
         """The next beams, best first, until a plan goes on with them."""
         self._search = search
@@ -53,6 +57,7 @@ class BeamGroup:
     def take(self, index: int, candidates: Candidates) -> bool:
         """The candidates of one running beam; whether they are all there."""
         assert index in self._running and index not in self._candidates
+        self.num_generated += 1
         self._candidates[index] = candidates
         return len(self._candidates) == len(self._running)
 

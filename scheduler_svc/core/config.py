@@ -29,7 +29,8 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     """Sequences that run on one replica; a replica's own limit holds too."""
     max_waiting: int = 1024
-    """Sequences that may wait (a request of n choices counts n)."""
+    """Sequences that may wait (a request of n choices counts n). When nothing waits, any request
+    may; the same holds for `max_waiting_tokens`."""
     max_waiting_tokens: int = 1 << 20
     """Prompt tokens that may wait, over all sequences."""
     retry_after_s: float = 1.0
@@ -49,6 +50,8 @@ class SchedulerConfig:
     sized so that a step with decodes stays below. None leaves chunks to the token budget alone."""
     policy: PolicyKind = PolicyKind.PRIORITY
     """Who goes first."""
+    vocab_size: int = 1 << 32
+    """The model's: token ids lie below it."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Under PolicyKind.FAIR: shares of tenants; one that isn't named has 1."""
     max_story_events: int = 64
@@ -65,6 +68,7 @@ class SchedulerConfig:
             "max_waiting_tokens",
             "max_replica_losses",
             "max_story_events",
+            "vocab_size",
         ):
             assert getattr(self, name) >= 1, f"{name} must be at least 1"
         assert self.no_replica_grace_s >= 0

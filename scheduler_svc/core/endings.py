@@ -76,17 +76,20 @@ class Endings:
     def _end_sequence(self, seq: Sequence) -> None:
         if seq.state is SequenceState.FINISHED:
             return
+        request, beams = seq.request, seq.request.beams
         if seq.state is SequenceState.WAITING:
             self._waiting.discard(seq)
             seq.go(SequenceState.FINISHED)
         else:
             assert seq.replica is not None
             take_off(self._replicas[seq.replica], seq, SequenceState.FINISHED)
-        num_output_tokens = len(seq.token_ids) - seq.num_prompt_tokens
-        self._policy.charge(self._policy.lane(seq.request.new.tenant), num_output_tokens)
-        if seq.request.is_finished:
-            del self._requests[seq.request.id]
-            self._stories.end(seq.request)
+        num_generated = len(seq.token_ids) - seq.num_prompt_tokens
+        if beams is not None and request.beams is None:  # with its last beam the search has left
+            num_generated = beams.num_generated
+        self._policy.charge(self._policy.lane(request.new.tenant), num_generated)
+        if request.is_finished:
+            del self._requests[request.id]
+            self._stories.end(request)
 
 
 def _finished(ending: Ending) -> SequenceFinished:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from scheduler_svc.core.beam import num_candidates
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.kv_cache_manager import PrefixMatch
@@ -314,6 +313,7 @@ class StepPlanner:
             replica.kv.pool.share(match.copy_source)
             replica.defer(self._draft.record, [match.copy_source])
             self._draft.copy(match.copy_source, seq.block_table[len(match.blocks)])
+        beams = seq.request.beams
         self._draft.start(
             SequenceStart(
                 handle=seq.row,
@@ -323,7 +323,7 @@ class StepPlanner:
                 block_table=tuple(seq.block_table),
                 sampling=new.sampling,
                 sequence_index=new.first_choice + seq.index,
-                num_candidates=num_candidates(new.num_beams, len(new.end_ids)) if new.beam else 0,
+                num_candidates=0 if beams is None else beams.num_candidates,
             )
         )
         self._compute(seq)

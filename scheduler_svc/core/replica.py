@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.beam import BeamSearch
+from scheduler_svc.core.beam import BeamSearch, num_candidates
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.kv_cache_manager import KVCacheManager, PrefixMatch
@@ -95,6 +95,7 @@ class Replica:
         """The waiting sequence that last found too few free blocks, and how many there were."""
         self._free_rows = list(range(self.table.limit.size))
         self._next_op_id = 1
+        self._vocab_size = config.vocab_size
 
     # -- what fits ----------------------------------------------------------------------------
 
@@ -147,7 +148,8 @@ class Replica:
         limit = self.limit_of(new)
         if new.beam is not None:
             search = BeamSearch(new.beam, new.end_ids, limit - seq.num_prompt_tokens)
-            seq.request.beams = BeamGroup(search)
+            count = min(num_candidates(new.num_beams, len(new.end_ids)), self._vocab_size)
+            seq.request.beams = BeamGroup(search, count)
             self.beam_searches[seq.request.id] = seq.request
             limit = seq.num_prompt_tokens
         if seq.constraint is not None:

@@ -59,22 +59,29 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
         if len(set(failed)) != len(failed) or not known.issuperset(failed):
             raise ProtocolError("a failure names a sequence that its step didn't compute")
         planned = [row for row in planned if row not in failed]
-    _check_candidates(record, result)
+    _check_candidates(replica, record, result)
     if list(result.handles) != planned:
         raise ProtocolError(f"the handles of the result of step {result.step} don't fit its plan")
     return record, token_ids
 
 
-def _check_candidates(record: StepRecord, result: StepResult) -> None:
+def _check_candidates(replica: Replica, record: StepRecord, result: StepResult) -> None:
     failed = {failure.handle for failure in result.failures}
-    planned = [row for row in record.candidate_rows if row not in failed]
-    if planned != [found.handle for found in result.candidates]:
+    given = zip(record.candidate_rows, record.candidate_generations, strict=True)
+    planned = [(row, generation) for row, generation in given if row not in failed]
+    if [row for row, _ in planned] != [found.handle for found in result.candidates]:
         raise ProtocolError(
             f"the candidates of the result of step {result.step} don't fit its plan"
         )
-    for found in result.candidates:
-        if not 0 < len(found.token_ids) == len(found.log_probs):
+    for (row, generation), found in zip(planned, result.candidates, strict=True):
+        if len(found.token_ids) != len(found.log_probs):
             raise ProtocolError("a beam's candidates and log-probabilities differ in number")
+        if replica.table.generation[row] != generation:
+            continue  # it has left, and nobody waits for its candidates
+        beams = replica.table.sequence(row).request.beams
+        assert beams is not None
+        if not len(set(found.token_ids)) == beams.num_candidates == len(found.token_ids):
+            raise ProtocolError(f"a beam must give {beams.num_candidates} different candidates")
 
 
 def failed_sequences(

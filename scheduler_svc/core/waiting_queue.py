@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import islice
 
-from scheduler_svc.core.policy import COMMON_LANE, OrderKey, SchedulingPolicy
+from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.policy import COMMON_LANE, SchedulingPolicy
 from scheduler_svc.core.request import Request, Sequence
 from scheduler_svc.core.states import SequenceState
-
-Lane = list[tuple[OrderKey, Sequence]]
 
 
 class WaitingQueue:
@@ -24,7 +22,7 @@ class WaitingQueue:
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
-        self._lanes: dict[str, Lane] = {COMMON_LANE: []}
+        self._lanes: dict[str, Lane] = {COMMON_LANE: Lane()}
         self._num_in_order = 0
         self._num_held = 0
         self.num_tokens = 0
@@ -35,34 +33,34 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """By order key, without the held ones; the queue must not change meanwhile."""
-        return (seq for _, seq in heapq.merge(*self._lanes.values()))
+        lanes = (lane.entries() for lane in self._lanes.values())
+        return (seq for _, seq in heapq.merge(*lanes))
 
     def head(self, count: int) -> list[Sequence]:
         """The first `count` in order."""
         lanes = self._lanes
-        first = [seq for _, seq in lanes[COMMON_LANE][:count]]
+        first = list(islice(lanes[COMMON_LANE], count))
         if len(lanes) == 1:
             return first
-        costs = {
-            name: (seq.num_prompt_tokens for _, seq in lane)
-            for name, lane in lanes.items()
-            if name != COMMON_LANE
-        }
-        taken = dict.fromkeys(costs, 0)
-        for name in islice(self._policy.turns(costs), count - len(first)):
-            first.append(lanes[name][taken[name]][1])
-            taken[name] += 1
-        return first
+        others = [name for name in lanes if name != COMMON_LANE]
+        costs = {name: (seq.num_prompt_tokens for seq in lanes[name]) for name in others}
+        sequences = {name: iter(lanes[name]) for name in others}
+        turns = islice(self._policy.turns(costs), count - len(first))
+        return first + [next(sequences[name]) for name in turns]
 
     def num_before(self, seq: Sequence) -> int:
-        """How many sequences wait before `seq` in its lane."""
-        return bisect_left(self._lanes.get(self._lane_of(seq), []), (seq.key,))
+        """How many sequences wait before `seq` in its lane, where it needn't be yet."""
+        lane = self._lanes.get(self._lane_of(seq))
+        return lane.before(seq.key).num_sequences if lane else 0
 
     def num_tokens_before(self, seq: Sequence) -> int:
-        """About how many prompt tokens wait before `seq` in its lane, where it needn't be yet."""
-        if not len(self):
-            return 0
-        return self.num_before(seq) * self.num_tokens // len(self)
+        """How many prompt tokens certainly go before `seq`, which needn't wait yet: those before
+        it in its lane, and the common lane. Other lanes' turns depend on what their running
+        sequences will have generated; held choices have next to nothing to compute."""
+        name = self._lane_of(seq)
+        lane = self._lanes.get(name)
+        num_own = lane.before(seq.key).num_tokens if lane else 0
+        return num_own if name == COMMON_LANE else num_own + self._lanes[COMMON_LANE].num_tokens
 
     def add_request(self, request: Request) -> None:
         """A new request: its first sequence in order, the others held."""
@@ -94,7 +92,7 @@ class WaitingQueue:
         assert self._is_in_order(seq), "the sequence does not wait"
         name = self._lane_of(seq)
         lane = self._lanes[name]
-        del lane[bisect_left(lane, (seq.key,))]
+        lane.remove(seq)
         if not lane and name != COMMON_LANE:
             del self._lanes[name]
         self._num_in_order -= 1
@@ -128,9 +126,9 @@ class WaitingQueue:
     def _insert(self, seq: Sequence) -> None:
         name = self._lane_of(seq)
         if name not in self._lanes:
-            self._lanes[name] = []
+            self._lanes[name] = Lane()
             self._policy.enter(name)
-        insort(self._lanes[name], (seq.key, seq))
+        self._lanes[name].insert(seq)
         self._num_in_order += 1
         self.num_tokens += seq.num_prompt_tokens
 
@@ -140,9 +138,8 @@ class WaitingQueue:
         self.num_tokens += seq.num_prompt_tokens
 
     def _is_in_order(self, seq: Sequence) -> bool:
-        lane = self._lanes.get(self._lane_of(seq), [])
-        at = bisect_left(lane, (seq.key,))
-        return at < len(lane) and lane[at][1] is seq
+        lane = self._lanes.get(self._lane_of(seq))
+        return lane is not None and seq in lane
 
     def _lane_of(self, seq: Sequence) -> str:
         request = seq.request

@@ -18,6 +18,7 @@ import zmq.asyncio
 from protos.quire.worker.v1 import worker_pb2
 from shared.codec import PROTOCOL_VERSION, decode_plan, encode_result
 from shared.plan import Candidates, SequenceFailure, SequenceStart, StepPlan, StepResult
+from tests.api.tiny_model import VOCAB_SIZE
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -237,7 +238,7 @@ class FakeWorker:
         """The next token is certain; after it come the other letters, ever less likely."""
         token = self.next_token(state.token_ids)
         ranked = [token, *(other for other in range(97, 123) if other != token)]
-        ranked += [other for other in range(256) if other not in ranked]
+        ranked += [other for other in range(VOCAB_SIZE) if other not in ranked]
         del ranked[state.num_candidates :]
         return Candidates(handle, ranked, [-float(rank) for rank in range(len(ranked))])
 

@@ -8,8 +8,10 @@ import time
 import grpc
 from google.rpc import error_details_pb2
 
+from protos.quire.admin.v1 import admin_pb2
 from protos.quire.worker.v1 import worker_pb2
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.membership import WorkerState
 from scheduler_svc.text.tokenizer import TextModel
 from shared.codec import PROTOCOL_VERSION
 from shared.model_spec import ModelSpec
@@ -307,6 +309,29 @@ async def test_a_drained_worker_leaves_and_its_streams_move(
                 await served.status()
             assert await served.status() == SERVING
     assert [got.token_ids for got in answers] == [letters(f"d{n}", 150) for n in range(4)]
+
+
+async def test_a_worker_drained_while_it_loads_leaves_without_having_served(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    async with serving(spec, text_model) as served:
+        worker = served.worker()
+        await worker.register()
+        await served.admin.DrainWorker(admin_pb2.DrainWorkerRequest(worker_id="worker-0"))
+        await worker.send(worker_pb2.WorkerMessage(ready=worker.ready_message()))
+        (member,) = served.server.engine.registry.members()
+        while member.state is WorkerState.LOADING:
+            await served.status()
+        state = await served.admin.GetEngineState(admin_pb2.GetEngineStateRequest())
+        assert not state.replicas
+        error = await error_of(served.generation.Generate(request()))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        while not (await worker.receive()).HasField("drain"):
+            pass
+        await worker.send(worker_pb2.WorkerMessage(drain_done=worker_pb2.DrainDone()))
+        while served.server.engine.registry.members():
+            await served.status()
+        await worker.kill()
 
 
 async def test_a_pause_of_the_scheduler_itself_loses_no_worker(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.messages import (
@@ -16,14 +17,15 @@ from scheduler_svc.core.messages import (
     RequestRecovered,
     RequestStarted,
     SequenceFinished,
+    TokensAppended,
     TokensStep,
 )
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.views import ReplicaView
 from shared.ids import ReplicaId, RequestId
 from shared.plan import StepPlan, StepResult
-from shared.sampling import SamplingParams
-from tests.sim.model import answer
+from shared.sampling import BeamParams, SamplingParams
+from tests.sim.model import NUM_TOKEN_IDS, answers_of
 from tests.sim.worker import SimWorker
 
 BLOCK_SIZE = 16
@@ -44,6 +46,7 @@ def make_request(
     deadline_s: float | None = None,
     tenant: str = "default",
     bypass_prefix_cache: bool = False,
+    beam: BeamParams | None = None,
 ) -> NewRequest:
     """A request; a prompt given as a number is so many tokens that depend on the name."""
     if isinstance(prompt, int):
@@ -56,7 +59,8 @@ def make_request(
         max_tokens=max_tokens,
         eos_token_ids=frozenset(eos),
         stop_token_ids=frozenset(stop),
-        num_sequences=num_sequences,
+        num_sequences=num_sequences if beam is None else beam.num_return,
+        beam=beam,
         priority=priority,
         queue_timeout_s=queue_timeout_s,
         deadline_s=deadline_s,
@@ -70,7 +74,8 @@ class Driver:
     """A scheduler with workers, and all its events sorted by what they say."""
 
     def __init__(self, config: SchedulerConfig | None = None) -> None:
-        self.scheduler = Scheduler(config or SchedulerConfig(), b"test key")
+        config = replace(config or SchedulerConfig(), vocab_size=NUM_TOKEN_IDS)
+        self.scheduler = Scheduler(config, b"test key")
         self.now = 0.0
         self.workers: dict[ReplicaId, SimWorker] = {}
         self.plans: dict[ReplicaId, deque[StepPlan]] = defaultdict(deque)
@@ -164,6 +169,8 @@ class Driver:
                     key = (ref.request_id, ref.sequence_index)
                     assert key not in self.ends, "a token after the end"
                     self.tokens[key].append(token)
+            elif isinstance(event, TokensAppended):
+                self.tokens[event.request_id, event.sequence_index] += event.token_ids
             elif isinstance(event, SequenceFinished):
                 assert (event.request_id, event.sequence_index) not in self.ends
                 self.ends[event.request_id, event.sequence_index] = event
@@ -197,9 +204,8 @@ class Driver:
             assert view.num_free_host_blocks == view.num_host_blocks
 
     def check_answer(self, request: NewRequest, block_size: int = BLOCK_SIZE) -> None:
-        """Every choice of `request` got the model's own answer."""
-        for index in range(request.num_sequences):
-            expected, reason = answer(request, index, block_size)
+        """Every choice or beam of `request` got the model's own answer."""
+        for index, (expected, reason) in enumerate(answers_of(request, block_size)):
             key = (str(request.request_id), index)
             assert self.tokens[key] == expected, key
             assert self.ends[key].reason is reason

@@ -81,6 +81,26 @@ def test_waiting_prompt_tokens_are_bounded() -> None:
     driver.run()
 
 
+@pytest.mark.parametrize(
+    "config", [SchedulerConfig(max_waiting_tokens=20), SchedulerConfig(max_waiting=3)]
+)
+def test_a_request_beyond_a_queue_limit_by_itself_waits_for_an_empty_queue(
+    config: SchedulerConfig,
+) -> None:
+    """Else it would be told for ever to try again."""
+    driver = Driver(config)
+    driver.join()
+    driver.submit(first := make_request("a", 10, num_sequences=4))
+    large = make_request("b", 10, num_sequences=4)
+    with pytest.raises(ResourceExhausted):
+        driver.submit(large)
+    driver.run()
+    driver.submit(large)
+    driver.run()
+    for request in (first, large):
+        driver.check_answer(request)
+
+
 def test_an_id_in_use_is_refused_and_the_first_stays_intact() -> None:
     """FIELD-FAILURES, part 2: same request id twice; cancel and reuse at once."""
     driver = Driver()

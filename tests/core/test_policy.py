@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.policy import AgedPriority, FairShare, PolicyKind
+from shared.ids import RequestId
+from shared.sampling import BeamParams, EarlyStopping
 from tests.core.driver import Driver, make_request
 
 
@@ -92,6 +94,33 @@ def test_a_tenant_with_a_long_queue_does_not_hold_up_another() -> None:
     for _ in range(8):
         driver.step()
     assert "new" in driver.started
+
+
+def test_beams_are_on_their_tenants_account() -> None:
+    """What each beam of a search generated counts, as the choices of a request do."""
+    driver = Driver(SchedulerConfig(policy=PolicyKind.FAIR))
+    driver.join()
+    beam = BeamParams(width=3, early_stopping=EarlyStopping.NEVER)
+    driver.submit(request := make_request("beams", 5, 8, tenant="beams", beam=beam))
+    driver.submit(make_request("choices", 5, 8, tenant="choices", num_sequences=3))
+    driver.run()
+    driver.check_answer(request)
+    policy = driver.scheduler._policy
+    assert isinstance(policy, FairShare)
+    # The first step of a search is its one beam's; choices share their prompt.
+    assert policy._served == {"beams": 5 + 1 + 7 * 3, "choices": 5 + 3 * 8}
+
+
+def test_an_abandoned_search_is_paid_for_as_far_as_it_came() -> None:
+    driver = Driver(SchedulerConfig(policy=PolicyKind.FAIR))
+    driver.join()
+    driver.submit(make_request("beams", 5, 50, beam=BeamParams(width=3)))
+    for _ in range(4):
+        driver.step()
+    driver.scheduler.abort(RequestId("beams"))
+    policy = driver.scheduler._policy
+    assert isinstance(policy, FairShare)
+    assert policy._served == {"default": 5 + 1 + 3 * 3}
 
 
 def test_nobody_saves_up_by_being_idle() -> None:

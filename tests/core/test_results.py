@@ -10,7 +10,8 @@ from scheduler_svc.core.messages import FailureKind, FinishReason
 from scheduler_svc.core.sequence_table import TAIL_TOKENS
 from shared.errors import ProtocolError
 from shared.ids import RequestId
-from shared.plan import SequenceFailure, StepResult
+from shared.plan import Candidates, SequenceFailure, StepResult
+from shared.sampling import BeamParams
 from tests.core.driver import BLOCK_SIZE, R1, Driver, make_request
 from tests.sim.model import answer
 
@@ -162,6 +163,42 @@ def test_a_result_that_does_not_fit_changes_nothing(damage: str) -> None:
     driver.run()
     for request in requests:
         driver.check_answer(request)
+
+
+def test_a_beam_gives_as_many_candidates_as_were_asked_for() -> None:
+    """With fewer a search could end with fewer answers than its client waits for."""
+    driver = Driver()
+    driver.join()
+    driver.submit(request := make_request("a", 10, 8, beam=BeamParams(width=3, num_return=3)))
+    driver.step()
+    driver.schedule()
+    result = driver.work()
+    first, *others = result.candidates
+    asked = len(first.token_ids)
+    for ids, log_probs in (
+        ([], []),
+        (first.token_ids[:-1], first.log_probs[:-1]),
+        ([*first.token_ids, 49], [*first.log_probs, -9.0]),
+        ([first.token_ids[0]] * asked, first.log_probs),
+        (first.token_ids, first.log_probs[:-1]),
+    ):
+        false = replace(result, candidates=[Candidates(first.handle, ids, log_probs), *others])
+        with pytest.raises(ProtocolError, match="candidates"):
+            driver.apply(false)
+    driver.apply(result)
+    driver.run()
+    driver.check_answer(request)
+
+
+def test_a_small_vocabulary_bounds_the_candidates() -> None:
+    """A beam of this width and these ends needs more candidates than there are tokens."""
+    driver = Driver()
+    driver.join()
+    beam = BeamParams(width=16)
+    driver.submit(request := make_request("a", 10, 4, eos=[1, 2], stop=[3], beam=beam))
+    driver.run()
+    driver.check_answer(request)
+    assert max(start.num_candidates for plan in driver.history for start in plan.starts) == 50
 
 
 def test_a_result_without_a_plan_is_refused() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 
 import pytest
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.messages import FailureKind
+from scheduler_svc.core.policy import PolicyKind
 from scheduler_svc.core.request import Request
 from shared.errors import DeadlineExceeded
 from shared.ids import RequestId
@@ -94,6 +96,43 @@ def test_priority_passes_the_queue_and_keeps_its_deadline() -> None:
     for number in range(5):
         driver.submit(make_request(f"r{number}", 200))
     driver.submit(make_request("urgent", 10, deadline_s=5.0, priority=10))
+
+
+def queue(driver: Driver, requests: Iterable[tuple[int, int, str]]) -> None:
+    """Submit requests of so many prompt tokens, priority and tenant."""
+    for number, (num_tokens, priority, tenant) in enumerate(requests):
+        driver.submit(make_request(f"r{number}", num_tokens, priority=priority, tenant=tenant))
+
+
+@pytest.mark.parametrize("policy", PolicyKind)
+def test_only_what_goes_before_counts_however_long_the_rest_is(policy: PolicyKind) -> None:
+    driver = Driver(SchedulerConfig(max_num_seqs=1, policy=policy))
+    driver.join(prefill_tokens_per_s=100.0, num_blocks=400)
+    short, long, mine, other = (100, 2, "mine"), (4000, 0, "mine"), "mine", "other"
+    match policy:
+        case PolicyKind.FCFS:  # 500 tokens before it
+            queue(driver, [(100, 0, mine)] * 5)
+        case PolicyKind.PRIORITY:
+            queue(driver, [long, short] * 5)
+        case PolicyKind.FAIR:
+            queue(driver, [(4000, 9, other)] * 5 + [long, short] * 5)
+    with pytest.raises(DeadlineExceeded, match=r"start in 5\.0 s"):
+        driver.submit(make_request("late", 10, deadline_s=4.9, priority=1, tenant=mine))
+    driver.submit(make_request("timely", 10, deadline_s=5.2, priority=1, tenant=mine))
+
+
+@pytest.mark.parametrize("policy", PolicyKind)
+def test_long_prompts_before_it_count_whole(policy: PolicyKind) -> None:
+    driver = Driver(SchedulerConfig(max_num_seqs=1, policy=policy))
+    driver.join(prefill_tokens_per_s=100.0, num_blocks=400)
+    queue(driver, [(3000, 2, "mine")] * 2 + [(10, 0, "mine")] * 60 + [(5000, 0, "other")] * 2)
+    # Under FAIR the other tenant may have no turn before: it runs what may take up its share.
+    start_s = 166.0 if policy is PolicyKind.FCFS else 60.0
+    with pytest.raises(DeadlineExceeded, match=rf"start in {start_s} s"):
+        driver.submit(
+            make_request("late", 10, queue_timeout_s=start_s - 1, priority=1, tenant="mine")
+        )
+    driver.submit(make_request("a", 10, queue_timeout_s=start_s + 1, priority=1, tenant="mine"))
 
 
 def test_what_waits_is_dropped_when_its_prompt_would_take_too_long() -> None:

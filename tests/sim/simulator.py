@@ -77,6 +77,7 @@ class Simulator:
             reserve_fraction=rng.choice((0.0, 0.1)),
             target_itl_s=rng.choice((None, 1e-3, 0.1)),
             policy=rng.choice(list(PolicyKind)),
+            vocab_size=NUM_TOKEN_IDS,
             tenant_weights={"heavy": 3.0},
             preemption_mode=rng.choice(list(PreemptionMode)),
         )
