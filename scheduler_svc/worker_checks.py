@@ -12,7 +12,7 @@ from shared.plan import StepResult
 
 MAX_WORKER_ID_BYTES = 64
 MAX_BLOCKS = 1 << 31
-MAX_BLOCK_SIZE = 1024
+MAX_BLOCK_SIZE = 4096
 
 
 def refusal_of(register: worker_pb2.Register, model_fingerprint: str) -> str | None:

@@ -19,6 +19,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "native", "torch")
 MAX_WORKER_ID_BYTES = 64
+MAX_BLOCK_SIZE = 4096
 GIB = 1 << 30
 
 
@@ -77,8 +78,8 @@ def _gib(text: str) -> int:
 
 def _block_size(text: str) -> int:
     value = positive_int(text)
-    if value % 8 or value > 256:
-        raise argparse.ArgumentTypeError("must be a multiple of 8, at most 256")
+    if value % 8 or value > MAX_BLOCK_SIZE:
+        raise argparse.ArgumentTypeError(f"must be a multiple of 8, at most {MAX_BLOCK_SIZE}")
     return value
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,15 +52,24 @@ Raises EngineFailed."""
 
 @contextlib.asynccontextmanager
 async def process(
-    command: Sequence[str | Path], log: Path, *, piped: bool = False
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    piped: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A child that ends with the context: asked first, then killed. Raises EngineFailed when there
-    is no such program. Its errors go to `log`; its output too, unless `piped`."""
+    is no such program. Its errors go to `log`; its output too, unless `piped`. `environment` is
+    added to ours."""
     pipe = asyncio.subprocess.PIPE if piped else None
     with log.open("wb") as lines:
         try:
             child = await asyncio.create_subprocess_exec(
-                *map(str, command), stdin=pipe, stdout=pipe or lines, stderr=lines
+                *map(str, command),
+                stdin=pipe,
+                stdout=pipe or lines,
+                stderr=lines,
+                env={**os.environ, **(environment or {})},
             )
         except OSError as error:
             raise EngineFailed(f"cannot run {command[0]}: {error.strerror}") from error

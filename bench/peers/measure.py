@@ -40,13 +40,13 @@ async def measure(start: Start, setup: Setup) -> Figures:
     """
     scenario = setup.scenario
     async with start(setup) as send:
-        await _drive(send, scenario.warm_up(), long_after_s=0.0)
+        await drive(send, scenario.warm_up(), long_after_s=0.0)
         begin_s = time.perf_counter()
-        streams, long = await _drive(send, scenario, LONG_AFTER_S)
+        streams, long = await drive(send, scenario, LONG_AFTER_S)
         wall_s = time.perf_counter() - begin_s
-    _check(streams, scenario.load)
+    check(streams, scenario.load)
     if scenario.long is not None:
-        _check(long, scenario.long)
+        check(long, scenario.long)
     return figures(streams, long, wall_s)
 
 
@@ -90,10 +90,10 @@ def gaps_during(streams: Iterable[Trace], long: Sequence[Trace]) -> Iterator[flo
                 yield from [(now_s - before_s) / tokens] * tokens
 
 
-async def _drive(
+async def drive(
     send: Send, scenario: Scenario, long_after_s: float
 ) -> tuple[list[Trace], list[Trace]]:
-    """Traces of the clients' requests, and of the long prompts."""
+    """Sends the scenario's load; traces of the clients' requests, and of the long prompts."""
 
     async def long() -> list[Trace]:
         if scenario.long is None:
@@ -120,7 +120,8 @@ async def _closed(send: Send, workload: Workload, num_clients: int) -> list[Trac
     return traces
 
 
-def _check(traces: Iterable[Trace], workload: Workload) -> None:
+def check(traces: Iterable[Trace], workload: Workload) -> None:
+    """Raises EngineFailed unless every request gave what it was asked for."""
     for trace in traces:
         if trace.error is not None:
             raise EngineFailed(f"a request failed: {trace.error}")

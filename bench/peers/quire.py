@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -16,23 +17,42 @@ from bench.peers.engine import Send, Setup, free_port, process, wait_until_ready
 HEALTH_TIMEOUT_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running Quire."""
+
+    send: Send
+    admin: grpc.aio.Channel
+    """To the operator's API."""
+
+
 @contextlib.asynccontextmanager
 async def start(setup: Setup, options: Sequence[str] = ()) -> AsyncIterator[Send]:
     """`options` go to `quire serve` as they are."""
-    address = f"127.0.0.1:{free_port()}"
+    async with serve(setup, options) as server:
+        yield server.send
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    setup: Setup, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Server]:
+    """As `start`, with more of the server; `environment` is added to ours."""
+    address, admin_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
     command: list[str | Path] = [sys.executable, "-m", "cli", "serve", "--model", setup.model]
-    command += ["--listen", address, "--admin-listen", f"127.0.0.1:{free_port()}"]
+    command += ["--listen", address, "--admin-listen", admin_address]
     command += ["--threads", str(setup.threads), *options]
     async with (
-        process(command, setup.log) as child,
+        process(command, setup.log, environment=environment) as child,
         grpc.aio.insecure_channel(address) as channel,
+        grpc.aio.insecure_channel(admin_address) as admin,
     ):
         await wait_until_ready(child, setup.log, lambda: _is_serving(channel))
 
         async def send(prompt: str, max_tokens: int, due_s: float) -> Trace:
             return await Sender(channel, max_tokens).send(prompt, due_s)
 
-        yield send
+        yield Server(send, admin)
 
 
 async def _is_serving(channel: grpc.aio.Channel) -> bool:
