@@ -53,8 +53,8 @@ class Quality:
 def log_likelihoods(
     model: LoadedModel, spec: ModelSpec, token_ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each token but the first its log-probability, float64, and the likeliest one in its place;
-    `token_ids` [n] int64, n at most the context's length."""
+    """For each of `token_ids` [n] int64 but the first: its log-probability, [n - 1] float64, and
+    the likeliest token in its place, [n - 1] int64. n is at most the context's length."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
     kv_cache = torch.zeros(shape, dtype=model.kv_dtype)

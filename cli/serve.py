@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from cli.cores import share_cores, share_threads
 from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 from cli.scheduler_options import PolicyOption, PreemptionOption, RecordOption, TargetItlOption
 from cli.supervisor import Fleet, Supervisor
@@ -71,6 +71,7 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of all workers together")
     ] = None,
+    pin_workers: Annotated[bool, typer.Option(help="give each worker cores of its own")] = False,
     kv_memory: Annotated[float | None, typer.Option(help="GiB of KV cache for each worker")] = None,
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV cache blocks of each worker, instead of GiB")
@@ -121,10 +122,7 @@ def serve(
         )
         fleet = Fleet(
             [*both, *scheduler],
-            [
-                [*both, *worker, *_flags(worker_id=f"worker-{index}", threads=share)]
-                for index, share in enumerate(_share_threads(threads, workers))
-            ],
+            [[*both, *worker, *own] for own in _own_flags(workers, threads, pin_workers)],
             shutdown_grace_s,
         )
         code = _run(fleet, _Addresses(listen, admin_listen), command or ())
@@ -247,6 +245,16 @@ def _end_command(process: subprocess.Popen[bytes], stop: Stop) -> None:
         time.sleep(POLL_S)
 
 
+def _own_flags(num_workers: int, threads: int | None, pin: bool) -> list[list[str]]:
+    """What each worker is told alone."""
+    shares = share_threads(threads, num_workers)
+    cores = share_cores(shares) if pin else [None] * num_workers
+    return [
+        _flags(worker_id=f"worker-{index}", threads=share, cpus=own)
+        for index, (share, own) in enumerate(zip(shares, cores, strict=True))
+    ]
+
+
 def _flags(**values: object) -> list[str]:
     """max_num_seqs=8 becomes --max-num-seqs 8; None is left out."""
     flags = []
@@ -254,18 +262,6 @@ def _flags(**values: object) -> list[str]:
         if value is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
     return flags
-
-
-def _share_threads(threads: int | None, num_workers: int) -> list[int]:
-    """Threads of each worker: equal shares of what may be used, at least one."""
-    if threads is None:
-        usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    else:
-        usable = threads
-    return [
-        max(1, usable // num_workers + (index < usable % num_workers))
-        for index in range(num_workers)
-    ]
 
 
 def _with_port(address: str) -> str:

@@ -17,6 +17,7 @@ from shared import logs
 from shared.errors import ConfigError, ModelLoadError
 from shared.model_files import read_model_spec
 from worker_svc.config import WorkerConfig, parse_config
+from worker_svc.cpus import pin
 
 log = logging.getLogger("worker_svc")
 
@@ -29,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
         config = parse_config(argv, os.environ)
         if config.exit_with_parent:
             watch_parent()
+        if config.cpus is not None:
+            pin(config.cpus)
         logs.setup(config.log_level, config.log_format, config.worker_id)
         return serve(config)
     except (ConfigError, ModelLoadError) as error:

@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 from shared.flags import Flag, Switch, one_of, parse_flags, positive_int
 from shared.logs import LEVELS, LogFormat
 from shared.secret_file import read_secret
+from worker_svc.cpus import parse_cpus
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -63,6 +64,8 @@ class WorkerConfig:
     scheduler_endpoint: str = "tcp://127.0.0.1:50053"
     secret: bytes | None = None
     """Shared with the scheduler; demanded beyond loopback and ipc."""
+    cpus: frozenset[int] | None = None
+    """Cores that the process keeps to; None: those that it was given."""
     exit_with_parent: bool = False
     """Whether the process ends when the one that started it does."""
     log_level: str = "info"
@@ -109,6 +112,7 @@ _FLAGS = (
         "tokens in one step; default: 512 on the CPU, 8192 on CUDA",
     ),
     Flag("--max-num-seqs", positive_int, 256, "sequences in one step"),
+    Flag("--cpus", parse_cpus, None, 'cores to keep to, like "0-3,8"; default: those it was given'),
     Flag("--threads", positive_int, None, "computing threads; default: the cores it may use"),
     Flag("--log-level", one_of(LEVELS), "info", ", ".join(LEVELS)),
     Flag("--log-format", one_of(("text", "json")), "text", "text or json"),
@@ -146,11 +150,12 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfi
             host_bytes=args.host_memory,
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_num_seqs=args.max_num_seqs,
-            num_threads=args.threads or len(os.sched_getaffinity(0)),
+            num_threads=args.threads or len(args.cpus or os.sched_getaffinity(0)),
         ),
         worker_id=args.worker_id or f"{socket.gethostname()[:48]}-{os.getpid()}",
         scheduler_endpoint=args.scheduler_endpoint,
         secret=secret,
+        cpus=args.cpus,
         exit_with_parent=args.exit_with_parent,
         log_level=args.log_level,
         log_format=args.log_format,

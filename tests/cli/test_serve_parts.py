@@ -1,4 +1,4 @@
-"""`quire serve` in parts: thread shares, ports, restarts, children that die with it."""
+"""`quire serve` in parts: ports, restarts, children that die with it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,11 @@ import pytest
 
 from cli.errors import CommandError
 from cli.processes import Backoff, Child
-from cli.serve import Stop, _end_command, _flags, _share_threads, _with_port
+from cli.serve import Stop, _end_command, _flags, _with_port
 from cli.supervisor import Fleet, Supervisor
 from tests.cli.conftest import Quire
 from tests.ipv6 import needs_ipv6
 from tests.tree import ROOT
-
-
-@pytest.mark.parametrize(
-    ("threads", "workers", "shares"),
-    [(8, 2, [4, 4]), (7, 2, [4, 3]), (2, 3, [1, 1, 1]), (1, 1, [1])],
-)
-def test_threads_are_divided_among_the_workers(
-    threads: int, workers: int, shares: list[int]
-) -> None:
-    assert _share_threads(threads, workers) == shares
 
 
 def test_an_option_that_was_not_given_is_not_passed_on() -> None:
