@@ -30,7 +30,7 @@ from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 POLL_S = 0.1
 COMMAND_STOP_S = 10.0
 ADMIN_TIMEOUT_S = 2.0
-REMOTE_ONLY = ("QUIRE_TLS_CERT", "QUIRE_TOKEN_FILE")
+REMOTE_ONLY = ("QUIRE_TLS_CERT", "QUIRE_TOKEN_FILE", "QUIRE_ADMIN_TOKEN_FILE")
 """Settings of a scheduler that others reach; `serve` would not get through to its own."""
 
 

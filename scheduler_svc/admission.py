@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.core.messages import DEFAULT_TENANT, NewRequest
+from scheduler_svc.tenancy import Tenancy
 from shared.errors import InvalidArgument, NotFound
-from shared.ids import RequestId
 from shared.model_spec import ModelSpec
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 
@@ -58,6 +58,8 @@ class AdmittedRequest:
     """A request that broke no limit, with every default resolved."""
 
     request: NewRequest
+    client_id: str
+    """What the client calls it."""
     stop_strings: tuple[str, ...]
     is_bounded_by_context: bool
     """The context ends the request before the client's max_tokens would."""
@@ -66,9 +68,15 @@ class AdmittedRequest:
 class Admission:
     """The checks for one served model; all errors name the field by its proto path."""
 
-    def __init__(self, spec: ModelSpec, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        limits: Limits | None = None,
+        tenancy: Tenancy | None = None,
+    ) -> None:
         self._spec = spec
         self._limits = limits or Limits()
+        self._tenancy = tenancy or Tenancy()
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless `name` is the served model; empty means the only one."""
@@ -105,7 +113,7 @@ class Admission:
         message: inference_pb2.GenerateRequest,
         prompt_token_ids: Sequence[int],
         *,
-        tenant: str | None = None,
+        tenant: str = DEFAULT_TENANT,
         deadline_s: float | None = None,
     ) -> AdmittedRequest:
         """The request of a checked message; `prompt_token_ids` is its prompt, tokenized. Its
@@ -122,8 +130,9 @@ class Admission:
         max_tokens = room if asked is None else min(asked, room)
         eos_token_ids = () if stopping.ignore_eos else self._spec.eos_token_ids
         beam = _resolved_beam(message.beam) if message.HasField("beam") else None
+        client_id = message.request_id or secrets.token_hex(16)
         request = NewRequest(
-            request_id=RequestId(message.request_id or secrets.token_hex(16)),
+            request_id=self._tenancy.request_id(tenant, client_id),
             prompt_token_ids=tuple(prompt_token_ids),
             sampling=_resolved_sampling(message.sampling) if beam is None else GREEDY,
             max_tokens=max_tokens,
@@ -135,12 +144,13 @@ class Admission:
             priority=message.priority,
             queue_timeout_s=message.queue_timeout_ms / 1000 or None,
             deadline_s=deadline_s,
-            tenant=tenant or DEFAULT_TENANT,
-            cache_salt=message.cache_salt.encode(),
+            tenant=tenant,
+            cache_salt=self._tenancy.cache_salt(tenant, message.cache_salt),
             bypass_prefix_cache=message.bypass_prefix_cache,
         )
         return AdmittedRequest(
             request=request,
+            client_id=client_id,
             stop_strings=tuple(stopping.stop_strings),
             is_bounded_by_context=asked is None or asked > room,
         )
@@ -238,6 +248,13 @@ class Admission:
             _check_bytes(field, text, limits.max_stop_string_bytes)
         _check_count("stopping.stop_token_ids", stopping.stop_token_ids, limits.max_stop_token_ids)
         self.check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids)
+
+
+def num_sequences_of(message: inference_pb2.GenerateRequest) -> tuple[int, str]:
+    """How many sequences a checked message asks for, and the field that says so."""
+    if message.HasField("beam"):
+        return message.beam.width, "beam.width"
+    return message.sampling.n or 1, "sampling.n"
 
 
 def _require_range(name: str, value: float, range_text: str, lowest: float, highest: float) -> None:

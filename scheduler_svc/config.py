@@ -8,6 +8,8 @@ from pathlib import Path
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core_flags import CORE_FLAGS, core_config
+from scheduler_svc.quota_file import read_quotas
+from scheduler_svc.quotas import QuotaConfig
 from scheduler_svc.security_config import (
     SECURITY_FLAGS,
     SecurityConfig,
@@ -62,6 +64,8 @@ class SchedulerServiceConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     workers: WorkerPlaneConfig = field(default_factory=WorkerPlaneConfig)
     core: SchedulerConfig = field(default_factory=SchedulerConfig)
+    quotas: QuotaConfig | None = None
+    """What tenants may have; None bounds none of them."""
 
 
 _WORKERS = WorkerPlaneConfig()
@@ -72,6 +76,7 @@ _SERVER_FLAGS = (
     Flag("--listen", str, "127.0.0.1:50051", "host:port of the gRPC API"),
     Flag("--admin-listen", str, "127.0.0.1:50052", "host:port of the operator's API"),
     Flag("--max-streams", positive_int, 4096, "Generate calls open at once"),
+    Flag("--quota-file", Path, None, "tenants' quotas; a line is TENANT LIMIT=NUMBER ..."),
     Flag(
         "--shutdown-grace-s", non_negative_float, 30.0, "seconds that streams may take at the end"
     ),
@@ -116,7 +121,8 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
             hang_timeout_s=args.hang_timeout_s,
             load_timeout_s=args.load_timeout_s,
         ),
-        core=core_config(args, {token.tenant for token in security.tokens}),
+        core=core_config(args, security.tenants),
+        quotas=args.quota_file and read_quotas(args.quota_file, security.tenants),
     )
     _check_binds(config, allow_plaintext=args.allow_plaintext)
     return config
@@ -124,12 +130,15 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
 
 def _check_binds(config: SchedulerServiceConfig, *, allow_plaintext: bool) -> None:
     security = config.security
-    for flag, address in (("--listen", config.listen), ("--admin-listen", config.admin_listen)):
-        open_to_others = not is_local(address)
-        if open_to_others and not allow_plaintext and not (security.tls_cert and security.tokens):
+    for flag, address, tokens in (
+        ("--listen", config.listen, security.tokens),
+        ("--admin-listen", config.admin_listen, security.admin_tokens),
+    ):
+        if not is_local(address) and not allow_plaintext and not (security.tls_cert and tokens):
             raise ConfigError(
-                f"{flag} {address} is open beyond this machine: give --tls-cert, --tls-key and "
-                "--token-file, or --allow-plaintext if the port is published to loopback alone"
+                f"{flag} {address} is open beyond this machine: give --tls-cert, --tls-key, "
+                "--token-file and --admin-token-file, or --allow-plaintext if the port is "
+                "published to loopback alone"
             )
     try:
         Endpoint.parse(config.workers.endpoint).require_secret(config.workers.secret)

@@ -17,8 +17,10 @@ from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.admission import Admission
 from scheduler_svc.config import SchedulerServiceConfig
+from scheduler_svc.core.messages import DEFAULT_TENANT
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
+from scheduler_svc.quotas import QuotaConfig, TenantQuotas
 from scheduler_svc.recorder import Record, RecordingScheduler
 from scheduler_svc.security_config import SecurityConfig
 from scheduler_svc.servicers.admin import AdminServicer
@@ -28,6 +30,7 @@ from scheduler_svc.servicers.generation import GenerationServicer
 from scheduler_svc.servicers.health import HealthServicer
 from scheduler_svc.servicers.model import ModelServicer
 from scheduler_svc.servicers.tokenizer import TokenizerServicer
+from scheduler_svc.tenancy import Tenancy
 from scheduler_svc.text.tokenizer import TextModel
 from scheduler_svc.text_pool import TextPool
 from scheduler_svc.workers import WorkerRegistry
@@ -41,6 +44,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The largest message taken from a client: some millions of token ids or characters, more than any
 context holds. gRPC answers RESOURCE_EXHAUSTED above it. Its default of 4 MiB would refuse long
 prompts; what is sent has no such limit, as streams bound their messages themselves."""
+MAX_METADATA_BYTES = 16 << 10
+"""The most metadata of one call. gRPC answers RESOURCE_EXHAUSTED above it."""
 OTHER_CALLS = 256
 """Calls open at once besides Generate's own limit."""
 WORKER_LEAVE_S = 3.0
@@ -52,6 +57,9 @@ API_SERVICES = ("GenerationService", "TokenizerService", "ModelService")
 _GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
+    # Between these two gRPC would refuse by chance.
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     # Two servers on one port would share its calls in silence.
     ("grpc.so_reuseport", 0),
     # Pings find clients that vanished without a word, so that their requests stop.
@@ -93,7 +101,12 @@ class SchedulerServer:
             self._link,
         )
         self._tokens = TokenBook(config.security.tokens)
-        admission = Admission(spec)
+        self._admin_tokens = TokenBook(config.security.admin_tokens)
+        tenancy = Tenancy(
+            has_tenants=config.security.tenants != {DEFAULT_TENANT},
+            shares_prefixes=config.security.shares_prefixes,
+        )
+        admission = Admission(spec, tenancy=tenancy)
         self._text_pool = TextPool(text_model)
         self._generation = GenerationServicer(
             self.engine,
@@ -102,6 +115,7 @@ class SchedulerServer:
             self._text_pool,
             spec,
             self._tokens,
+            TenantQuotas(config.quotas or QuotaConfig()),
             max_streams=config.max_streams,
         )
         self._tokenizer = TokenizerServicer(admission, self._text_pool)
@@ -122,7 +136,7 @@ class SchedulerServer:
 
     async def start(self) -> None:
         """Opens the ports and starts the engine; ConfigError when a port can't be had."""
-        api = self._new_server(self._config.max_streams + OTHER_CALLS)
+        api = _new_server(self._tokens, self._config.max_streams + OTHER_CALLS)
         inference_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, api)
         inference_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizer, api)
         inference_pb2_grpc.add_ModelServiceServicer_to_server(self._model, api)
@@ -131,7 +145,7 @@ class SchedulerServer:
         reflection.enable_server_reflection(
             [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], api
         )
-        admin = self._new_server(OTHER_CALLS)
+        admin = _new_server(self._admin_tokens, OTHER_CALLS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), admin)
         reflection.enable_server_reflection(
             [_full_name(admin_pb2, "AdminService"), reflection.SERVICE_NAME], admin
@@ -198,13 +212,14 @@ class SchedulerServer:
         for service in services:
             await self._health.set(service, status)
 
-    def _new_server(self, max_calls: int) -> grpc.aio.Server:
-        interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
-        if len(self._tokens):
-            interceptors.insert(0, AuthInterceptor(self._tokens))
-        return grpc.aio.server(
-            interceptors=interceptors, options=_GRPC_OPTIONS, maximum_concurrent_rpcs=max_calls
-        )
+
+def _new_server(tokens: TokenBook, max_calls: int) -> grpc.aio.Server:
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    if len(tokens):
+        interceptors.insert(0, AuthInterceptor(tokens))
+    return grpc.aio.server(
+        interceptors=interceptors, options=_GRPC_OPTIONS, maximum_concurrent_rpcs=max_calls
+    )
 
 
 def _full_name(module: object, service: str) -> str:

@@ -84,6 +84,7 @@ class RequestStream:
         self._arrival_s = arrival_s
         self._started_s = arrival_s
         self._first_token_s: float | None = None
+        self._is_started = False
         self._num_cached_tokens = 0
         request = admitted.request
         self._sequences = [_Sequence(new_text()) for _ in range(request.num_sequences)]
@@ -95,6 +96,18 @@ class RequestStream:
     def is_ended(self) -> bool:
         """Whether the engine has said its last word on this request."""
         return self._error is not None or all(s.is_finished for s in self._sequences)
+
+    @property
+    def num_used_tokens(self) -> int:
+        """Tokens of the prompt and of the answers so far; 0 until it has started."""
+        if not self._is_started:
+            return 0
+        request = self._admitted.request
+        if request.beam is not None and not self.is_ended:
+            return request.most_tokens  # what its beams have grown to is known at their end
+        lengths = [sequence.num_tokens for sequence in self._sequences]
+        num_tokens = sum(lengths) if request.beam is None else request.num_beams * max(lengths)
+        return len(request.prompt_token_ids) + num_tokens
 
     async def next_message(self) -> inference_pb2.GenerateResponse | None:
         """The next message for the client, None after the last one.
@@ -137,11 +150,12 @@ class RequestStream:
         self._readable.set()
 
     def _start(self, event: RequestStarted) -> None:
+        self._is_started = True
         self._started_s = event.started_s
         self._num_cached_tokens = event.num_cached_tokens
         request = self._admitted.request
         started = inference_pb2.Started(
-            request_id=request.request_id,
+            request_id=self._admitted.client_id,
             model=self._model_name,
             max_tokens=request.max_tokens,
             num_prompt_tokens=len(request.prompt_token_ids),

@@ -86,6 +86,12 @@ class NewRequest:
         return 1 if self.beam is None else self.beam.width
 
     @property
+    def most_tokens(self) -> int:
+        """What prompt and answers may come to."""
+        count = max(self.num_sequences, self.num_beams)
+        return len(self.prompt_token_ids) + count * self.max_tokens
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a sequence."""
         return self.eos_token_ids | self.stop_token_ids

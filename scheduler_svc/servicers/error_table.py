@@ -135,6 +135,14 @@ LIMITS = {
     "max_pending_text_calls": "Texts and conversations that are tokenized or rendered, or wait for "
     "it.",
     "max_health_watches": "Health watches open at once.",
+    "tenant_requests": "The tenant's requests that wait or run, one of n choices or beams counting "
+    "n; `requests` of its quota. The delay is a guess from how long they took lately.",
+    "tenant_tokens": "Tokens that the tenant's requests that wait or run may come to: prompts, and "
+    "`max_tokens` of each choice or beam; `tokens` of its quota. The delay is a guess as well.",
+    "tenant_requests_per_min": "Requests of the tenant's last minute; `requests_per_min` of its "
+    "quota. The delay is exact.",
+    "tenant_tokens_per_min": "Tokens of the tenant's last minute; `tokens_per_min` of its quota. "
+    "The delay is what it takes at most: requests that end early give tokens back.",
     "kv_cache": "The caches of the workers that are left can't hold the request any more.",
 }
 """What can be reached, by the name that ErrorInfo's metadata give under `limit`."""

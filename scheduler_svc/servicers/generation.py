@@ -10,14 +10,17 @@ from functools import partial
 import grpc
 
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
-from scheduler_svc.admission import Admission, AdmittedRequest
+from scheduler_svc.admission import Admission, AdmittedRequest, num_sequences_of
+from scheduler_svc.core.messages import DEFAULT_TENANT
 from scheduler_svc.engine import Engine
 from scheduler_svc.inbox import Abort, StopSequence, Submit
+from scheduler_svc.quotas import TenantQuotas
 from scheduler_svc.servicers.auth import TokenBook
 from scheduler_svc.streams import RequestStream
 from scheduler_svc.text.tokenizer import TextModel
 from scheduler_svc.text_pool import TextPool
 from shared.errors import ResourceExhausted
+from shared.ids import RequestId
 from shared.model_spec import ModelSpec
 
 RETRY_AFTER_S = 1.0
@@ -34,6 +37,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         text_pool: TextPool,
         spec: ModelSpec,
         tokens: TokenBook,
+        quotas: TenantQuotas,
         *,
         max_streams: int,
         clock: Callable[[], float] = time.monotonic,
@@ -44,6 +48,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         self._text_pool = text_pool
         self._spec = spec
         self._tokens = tokens
+        self._quotas = quotas
         self._max_streams = max_streams
         self._clock = clock
         self._num_streams = 0
@@ -66,19 +71,38 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         self._num_streams += 1
         self._no_streams.clear()
         try:
-            self._admission.check(request)
-            prompt_token_ids = await self._prompt_token_ids(request)
-            admitted = self._admission.admit(
-                request,
-                prompt_token_ids,
-                tenant=self._tokens.tenant_of(context.invocation_metadata() or ()),
-                deadline_s=context.time_remaining(),
-            )
-            await self._stream(admitted, context, arrival_s)
+            await self._generate(request, context, arrival_s)
         finally:
             self._num_streams -= 1
             if self._num_streams == 0:
                 self._no_streams.set()
+
+    async def _generate(
+        self,
+        message: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext,
+        arrival_s: float,
+    ) -> None:
+        """A call that found a stream free: the tenant's quota is held until the call ends."""
+        tenant = self._tokens.tenant_of(context.invocation_metadata() or ()) or DEFAULT_TENANT
+        self._admission.check(message)
+        lease = self._quotas.enter(tenant, *num_sequences_of(message))
+        num_used_tokens = 0
+        try:
+            admitted = self._admission.admit(
+                message,
+                await self._prompt_token_ids(message),
+                tenant=tenant,
+                deadline_s=context.time_remaining(),
+            )
+            lease.charge(admitted.request.most_tokens)
+            stream = self._new_stream(admitted, arrival_s)
+            try:
+                await self._stream(admitted.request.request_id, stream, context)
+            finally:
+                num_used_tokens = stream.num_used_tokens
+        finally:
+            lease.close(num_used_tokens)
 
     async def _prompt_token_ids(self, request: inference_pb2.GenerateRequest) -> list[int]:
         kind = request.WhichOneof("prompt")
@@ -89,9 +113,8 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
             return (await self._text_pool.render_chat(turns))[1]
         return list(request.token_ids.ids)
 
-    async def _stream(
-        self, admitted: AdmittedRequest, context: grpc.aio.ServicerContext, arrival_s: float
-    ) -> None:
+    def _new_stream(self, admitted: AdmittedRequest, arrival_s: float) -> RequestStream:
+        """Submits a request; gives its stream."""
         request = admitted.request
         stream = RequestStream(
             admitted,
@@ -105,9 +128,14 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
             arrival_s=arrival_s,
         )
         self._engine.post(Submit(request, stream))
+        return stream
+
+    async def _stream(
+        self, request_id: RequestId, stream: RequestStream, context: grpc.aio.ServicerContext
+    ) -> None:
         try:
             while (message := await stream.next_message()) is not None:
                 await context.write(message)
         finally:
             if not stream.is_ended:
-                self._engine.post(Abort(request.request_id, stream))
+                self._engine.post(Abort(request_id, stream))

@@ -18,6 +18,7 @@ from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.config import SchedulerServiceConfig, WorkerPlaneConfig
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.quotas import QuotaConfig
 from scheduler_svc.security_config import SecurityConfig
 from scheduler_svc.server import SchedulerServer
 from scheduler_svc.text.tokenizer import TextModel
@@ -81,6 +82,7 @@ async def serving(
     security: SecurityConfig | None = None,
     max_streams: int = 100,
     core: SchedulerConfig | None = None,
+    quotas: QuotaConfig | None = None,
     record: Path | None = None,
     **worker_plane: Any,
 ) -> AsyncIterator[Served]:
@@ -93,6 +95,7 @@ async def serving(
             max_streams=max_streams,
             security=security or SecurityConfig(),
             core=core or SchedulerConfig(),
+            quotas=quotas,
             record=record,
             workers=replace(
                 WorkerPlaneConfig(
@@ -174,16 +177,21 @@ class Answer:
         return self.responses[-1].finished
 
 
-async def answer(served: Served, message: inference_pb2.GenerateRequest) -> Answer:
+async def answer(
+    served: Served, message: inference_pb2.GenerateRequest, metadata: Any = None
+) -> Answer:
     """Reads a stream to its end."""
-    return Answer([response async for response in served.generation.Generate(message)])
+    call = served.generation.Generate(message, metadata=metadata)
+    return Answer([response async for response in call])
 
 
 class OpenStream:
     """A stream that is read a piece at a time."""
 
-    def __init__(self, served: Served, message: inference_pb2.GenerateRequest) -> None:
-        self._call = served.generation.Generate(message)
+    def __init__(
+        self, served: Served, message: inference_pb2.GenerateRequest, metadata: Any = None
+    ) -> None:
+        self._call = served.generation.Generate(message, metadata=metadata)
         self._iterator = self._call.__aiter__()
         self._responses: list[inference_pb2.GenerateResponse] = []
 
@@ -201,13 +209,24 @@ class OpenStream:
         """The error that the stream ends with."""
         return await error_of(self._iterator)
 
+    async def refused(self) -> bool:
+        """Whether the stream, not read yet, ends with RESOURCE_EXHAUSTED in place of a response."""
+        try:
+            await self.read()
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error
+            return True
+        return False
+
     def cancel(self) -> None:
         self._call.cancel()
 
 
-async def opened(served: Served, message: inference_pb2.GenerateRequest) -> OpenStream:
+async def opened(
+    served: Served, message: inference_pb2.GenerateRequest, metadata: Any = None
+) -> OpenStream:
     """A stream whose request has started."""
-    stream = OpenStream(served, message)
+    stream = OpenStream(served, message, metadata)
     assert (await stream.read()).HasField("started")
     return stream
 

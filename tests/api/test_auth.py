@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from protos.quire.admin.v1 import admin_pb2
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.core.messages import NewRequest
 from scheduler_svc.security_config import ClientToken, SecurityConfig
+from scheduler_svc.servicers.auth import TokenBook
 from scheduler_svc.text.tokenizer import TextModel
 from shared.errors import DeadlineExceeded
 from shared.model_spec import ModelSpec
@@ -36,7 +38,9 @@ LIST = inference_pb2.ListModelsRequest()
 async def test_calls_without_a_good_token_are_refused(
     spec: ModelSpec, text_model: TextModel, metadata: Any
 ) -> None:
-    security = SecurityConfig(tokens=(ClientToken(b"one"), ClientToken(b"two", "acme")))
+    tokens = (ClientToken(b"one"), ClientToken(b"two", "acme"))
+    admin_tokens = (ClientToken(b"three", "operator"),)
+    security = SecurityConfig(tokens=tokens, admin_tokens=admin_tokens)
     async with serving(spec, text_model, security=security) as served:
         calls = [
             served.models.ListModels(LIST, metadata=metadata),
@@ -45,6 +49,22 @@ async def test_calls_without_a_good_token_are_refused(
         ]
         for call in calls:
             assert (await error_of(call)).code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FIELD-FAILURES part 4: secrets compared in variable time."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, known: bytes) -> bool:
+        compared.append((given, known))
+        return given == known
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    book = TokenBook((ClientToken(b"one", "a"), ClientToken(b"two", "b"), ClientToken(b"six", "c")))
+    for given, tenant in ((b"one", "a"), (b"two", "b"), (b"none", None)):
+        compared.clear()
+        assert book.tenant_of((("authorization", b"Bearer " + given),)) == tenant
+        assert compared == [(given, known) for known in (b"one", b"two", b"six")]
 
 
 @pytest.mark.parametrize("token", ["one", "two"])

@@ -15,6 +15,14 @@ from shared.errors import ConfigError
 MODEL = ("--model", "m.gguf")
 
 
+def tokens_with(folder: Path, content: str) -> list[str]:
+    """The flags of a token file, and of one of the operator's."""
+    operators = folder / "operators"
+    operators.write_text("o" * 20)
+    operators.chmod(0o600)
+    return ["--token-file", file_with(folder, content), "--admin-token-file", str(operators)]
+
+
 def file_with(folder: Path, content: str) -> str:
     path = folder / "file"
     path.write_text(content)
@@ -73,7 +81,7 @@ def test_what_is_wrong_is_one_sentence(flags: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", " \n\n"])
-@pytest.mark.parametrize("flag", ["--token-file", "--worker-secret-file"])
+@pytest.mark.parametrize("flag", ["--token-file", "--admin-token-file", "--worker-secret-file"])
 def test_an_empty_secret_is_an_error(tmp_path: Path, flag: str, content: str) -> None:
     """FIELD-FAILURES part 4: an empty default secret that switched the check off."""
     with pytest.raises(ConfigError):
@@ -94,13 +102,13 @@ def test_plaintext_beyond_loopback_must_be_asked_for() -> None:
 
 
 def test_tokens_are_the_lines_of_their_file(tmp_path: Path) -> None:
-    config = parse_config([*MODEL, "--token-file", file_with(tmp_path, "one\n\n two \n")], {})
+    config = parse_config([*MODEL, *tokens_with(tmp_path, "one\n\n two \n")], {})
     assert config.security.tokens == (ClientToken(b"one"), ClientToken(b"two"))
 
 
-@pytest.mark.parametrize("flags", [("--token-file",), ("--tls-cert", "--tls-key")])
+@pytest.mark.parametrize("flags", [("--admin-token-file",), ("--tls-cert", "--tls-key")])
 def test_a_secret_that_others_may_read_is_an_error(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    secret = file_with(tmp_path, "one")
+    secret = file_with(tmp_path, "s" * 20)
     arguments = [word for flag in flags for word in (flag, secret)]
     assert parse_config([*MODEL, *arguments], {}).security != SecurityConfig()
     Path(secret).chmod(0o644)
@@ -109,9 +117,8 @@ def test_a_secret_that_others_may_read_is_an_error(tmp_path: Path, flags: tuple[
 
 
 def test_a_token_may_name_its_tenant(tmp_path: Path) -> None:
-    tokens = file_with(tmp_path, "plain\nacme:s3cret=\n")
-    flags = [*MODEL, "--token-file", tokens, "--policy", "fair", "--tenant-weight", "acme=2.5"]
-    config = parse_config(flags, {})
+    flags = [*MODEL, *tokens_with(tmp_path, "plain\nacme:s3cret=\n")]
+    config = parse_config([*flags, "--policy", "fair", "--tenant-weight", "acme=2.5"], {})
     assert config.security.tokens == (ClientToken(b"plain"), ClientToken(b"s3cret=", "acme"))
     assert config.core.policy is PolicyKind.FAIR
     assert config.core.tenant_weights == {"acme": 2.5}

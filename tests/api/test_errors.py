@@ -11,10 +11,12 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 
 from protos.quire.inference.v1 import inference_pb2
+from scheduler_svc.admission import Admission, Limits
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.servicers.error_table import LIMITS
 from scheduler_svc.text.tokenizer import TextModel
+from shared.errors import InvalidArgument
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import joined
 from tests.api.serving import (
@@ -211,6 +213,51 @@ async def test_large_messages_end_cleanly(spec: ModelSpec, text_model: TextModel
         too_long = request("x" * (17 << 20))
         error = await error_of(served.generation.Generate(too_long))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_giant_headers_are_refused(spec: ModelSpec, text_model: TextModel) -> None:
+    """FIELD-FAILURES part 4: giant headers; the connection and others' calls live on."""
+    ask = inference_pb2.ListModelsRequest()
+    async with serving(spec, text_model) as served:
+        large = (("x-filler", "x" * (15 << 10)),)
+        assert (await served.models.ListModels(ask, metadata=large)).models
+        giant = (("x-filler", "x" * (17 << 10)),)
+        error = await error_of(served.models.ListModels(ask, metadata=giant))
+        assert (await served.models.ListModels(ask)).models
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_texts_are_bounded_before_they_are_tokenized(spec: ModelSpec) -> None:
+    """FIELD-FAILURES part 4: huge prompts cost no thread."""
+    limits = Limits(max_text_bytes=100, max_token_ids=8, max_chat_messages=2)
+    admission = Admission(spec, limits)
+    turn = Turn(role="user", content="é" * 25)
+    fits = [request("é" * 50), request(chat=Chat(messages=[turn, turn]))]
+    for message in fits:
+        admission.check(message)
+    beyond = [
+        ("text", request("é" * 50 + "x")),
+        ("chat.messages", request(chat=Chat(messages=[turn, Turn(role="user", content="é" * 26)]))),
+        ("chat.messages", request(chat=Chat(messages=[turn] * 3))),
+    ]
+    for field, message in beyond:
+        with pytest.raises(InvalidArgument) as caught:
+            admission.check(message)
+        assert caught.value.field == field
+    admission.check_num_token_ids("token_ids", [1] * 8)
+    with pytest.raises(InvalidArgument):
+        admission.check_num_token_ids("token_ids", [1] * 9)
+
+
+async def test_texts_that_wait_for_a_thread_have_a_limit(
+    spec: ModelSpec, text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.text_pool.MAX_PENDING", 0)
+    async with serving(spec, text_model) as served:
+        error = await error_of(served.tokenizer.Tokenize(inference_pb2.TokenizeRequest(text="x")))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    info = detail(error, error_details_pb2.ErrorInfo)
+    assert info.metadata["limit"] == "max_pending_text_calls"
 
 
 async def test_a_sequence_that_fails_alone_is_aborted(

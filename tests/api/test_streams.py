@@ -23,7 +23,7 @@ ID = RequestId("r")
 def new_stream(text_model: TextModel, *, num_sequences: int = 1) -> RequestStream:
     request = NewRequest(ID, (1, 2), SamplingParams(), 10_000, num_sequences=num_sequences)
     return RequestStream(
-        AdmittedRequest(request, (), is_bounded_by_context=False),
+        AdmittedRequest(request, ID, (), is_bounded_by_context=False),
         model_name="tiny",
         new_text=lambda: text_model.stream((1, 2), ()),
         stop_sequence=lambda _: None,
