@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from bench.workload import Job
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -48,18 +49,18 @@ class Sender:
     would measure connections, not the server)."""
 
     channel: grpc.aio.Channel
-    max_tokens: int
     model: str = ""
     metadata: Sequence[tuple[str, str]] = ()
 
-    async def send(self, prompt: str, due_s: float) -> Trace:
-        """Streams one greedy answer of exactly `max_tokens`; a failed call is told in the trace."""
+    async def send(self, job: Job, due_s: float) -> Trace:
+        """Streams one greedy answer of exactly `job.max_tokens`; a failed call is told in the
+        trace."""
         trace = Trace(due_s)
         request = inference_pb2.GenerateRequest(
             model=self.model,
-            text=prompt,
+            text=job.prompt,
             sampling=inference_pb2.SamplingParams(temperature=0.0),
-            stopping=inference_pb2.StoppingParams(max_tokens=self.max_tokens, ignore_eos=True),
+            stopping=inference_pb2.StoppingParams(max_tokens=job.max_tokens, ignore_eos=True),
         )
         stub = inference_pb2_grpc.GenerationServiceStub(self.channel)
         try:
@@ -88,15 +89,15 @@ Progress = Callable[[], None]
 
 
 async def run_closed(
-    sender: Sender, prompts: Sequence[str], num_clients: int, on_end: Progress
+    sender: Sender, jobs: Sequence[Job], num_clients: int, on_end: Progress
 ) -> list[Trace]:
     """Closed loop: each of `num_clients` sends its next request when its last one has ended."""
-    waiting = iter(prompts)
+    waiting = iter(jobs)
     traces: list[Trace] = []
 
     async def client() -> None:
-        for prompt in waiting:  # one shared iterator: each prompt goes to one client
-            traces.append(await sender.send(prompt, time.perf_counter()))
+        for job in waiting:  # one shared iterator: each job goes to one client
+            traces.append(await sender.send(job, time.perf_counter()))
             on_end()
 
     await asyncio.gather(*(client() for _ in range(num_clients)))
@@ -104,17 +105,17 @@ async def run_closed(
 
 
 async def run_open(
-    sender: Sender, prompts: Sequence[str], arrivals_s: Sequence[float], on_end: Progress
+    sender: Sender, jobs: Sequence[Job], arrivals_s: Sequence[float], on_end: Progress
 ) -> list[Trace]:
     """Open loop: each request is sent at its arrival time, however many still run."""
     start_s = time.perf_counter()
 
-    async def arrive(prompt: str, at_s: float) -> Trace:
+    async def arrive(job: Job, at_s: float) -> Trace:
         await asyncio.sleep(start_s + at_s - time.perf_counter())
-        trace = await sender.send(prompt, start_s + at_s)
+        trace = await sender.send(job, start_s + at_s)
         on_end()
         return trace
 
     return await asyncio.gather(
-        *(arrive(prompt, at_s) for prompt, at_s in zip(prompts, arrivals_s, strict=True))
+        *(arrive(job, at_s) for job, at_s in zip(jobs, arrivals_s, strict=True))
     )

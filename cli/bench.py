@@ -51,6 +51,9 @@ def bench(
         int, typer.Option(min=0, help="first words that all prompts share")
     ] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="tokens of each answer, exactly")] = 64,
+    mixed: Annotated[
+        bool, typer.Option(help="lengths from an eighth of these up to them, by the seed")
+    ] = False,
     rate: Annotated[
         float | None,
         typer.Option(help="requests a second, arriving by chance whatever still runs (open loop)"),
@@ -66,7 +69,7 @@ def bench(
         raise CommandError("--shared-words is larger than --prompt-words", EXIT_USAGE)
     if rate is not None and not 0 < rate < float("inf"):
         raise CommandError("--rate must be a number above 0", EXIT_USAGE)
-    workload = Workload(requests, prompt_words, shared_words, max_tokens, seed)
+    workload = Workload(requests, prompt_words, shared_words, max_tokens, seed, mixed)
     target = Server.from_options(server, tls_ca, client_token_file)
     with target.connect() as channel:
         name = served_model(channel, model, target.metadata).name
@@ -82,6 +85,7 @@ def bench(
             "prompt_words": prompt_words,
             "shared_words": shared_words,
             "max_tokens": max_tokens,
+            "mixed": mixed,
             "seed": seed,
         }
         _write(json_file, {**settings, **report.as_json()})
@@ -97,22 +101,22 @@ async def _load(
     """Warms up with prompts of another seed, so that nothing measured is cached, then runs."""
     columns = (TextColumn("load"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with target.connect_async() as channel:
-        sender = Sender(channel, workload.max_tokens, model, target.metadata)
+        sender = Sender(channel, model, target.metadata)
         if warmup:
             words = workload.prompt_words
             cold = Workload(warmup, words, 0, workload.max_tokens, workload.seed + 1_000_003)
-            await run_closed(sender, cold.prompts(), min(clients, warmup), lambda: None)
+            await run_closed(sender, cold.jobs(), min(clients, warmup), lambda: None)
         with Progress(*columns, console=Console(stderr=True)) as progress:
             task = progress.add_task("load", total=workload.num_requests)
             begin_s = time.perf_counter()
             if rate is None:
                 traces = await run_closed(
-                    sender, workload.prompts(), clients, lambda: progress.advance(task)
+                    sender, workload.jobs(), clients, lambda: progress.advance(task)
                 )
             else:
                 traces = await run_open(
                     sender,
-                    workload.prompts(),
+                    workload.jobs(),
                     workload.arrivals_s(rate),
                     lambda: progress.advance(task),
                 )

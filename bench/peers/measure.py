@@ -11,7 +11,7 @@ from bench.load import Trace
 from bench.peers.engine import EngineFailed, Send, Setup, Start
 from bench.peers.scenarios import Scenario
 from bench.report import Spread
-from bench.workload import Workload
+from bench.workload import Job, Workload
 
 LONG_AFTER_S = 2.0
 """When the first long prompt comes: the streams decode by then."""
@@ -44,9 +44,6 @@ async def measure(start: Start, setup: Setup) -> Figures:
         begin_s = time.perf_counter()
         streams, long = await drive(send, scenario, LONG_AFTER_S)
         wall_s = time.perf_counter() - begin_s
-    check(streams, scenario.load)
-    if scenario.long is not None:
-        check(long, scenario.long)
     return figures(streams, long, wall_s)
 
 
@@ -93,7 +90,8 @@ def gaps_during(streams: Iterable[Trace], long: Sequence[Trace]) -> Iterator[flo
 async def drive(
     send: Send, scenario: Scenario, long_after_s: float
 ) -> tuple[list[Trace], list[Trace]]:
-    """Sends the scenario's load; traces of the clients' requests, and of the long prompts."""
+    """Sends the scenario's load; traces of the clients' requests, and of the long prompts. Raises
+    EngineFailed, also for a request that gave less or more than it was asked for."""
 
     async def long() -> list[Trace]:
         if scenario.long is None:
@@ -108,25 +106,26 @@ async def drive(
 
 
 async def _closed(send: Send, workload: Workload, num_clients: int) -> list[Trace]:
-    """Each client sends its next request when its last one has ended."""
-    waiting = iter(workload.prompts())
-    traces: list[Trace] = []
+    """Each client sends its next request when its last one has ended. Raises EngineFailed unless
+    every request gave exactly what it was asked for."""
+    waiting = iter(workload.jobs())
+    ended: list[tuple[Job, Trace]] = []
 
     async def client() -> None:
-        for prompt in waiting:  # one shared iterator: each prompt goes to one client
-            traces.append(await send(prompt, workload.max_tokens, time.perf_counter()))
+        for job in waiting:  # one shared iterator: each job goes to one client
+            ended.append((job, await send(job.prompt, job.max_tokens, time.perf_counter())))
 
     await asyncio.gather(*(client() for _ in range(num_clients)))
-    return traces
+    for job, trace in ended:
+        _check(trace, job)
+    return [trace for _, trace in ended]
 
 
-def check(traces: Iterable[Trace], workload: Workload) -> None:
-    """Raises EngineFailed unless every request gave what it was asked for."""
-    for trace in traces:
-        if trace.error is not None:
-            raise EngineFailed(f"a request failed: {trace.error}")
-        if not trace.num_output_tokens == sum(trace.message_tokens) == workload.max_tokens:
-            raise EngineFailed(
-                f"a request gave {trace.num_output_tokens} tokens in {sum(trace.message_tokens)} "
-                f"counted ones instead of {workload.max_tokens}"
-            )
+def _check(trace: Trace, job: Job) -> None:
+    if trace.error is not None:
+        raise EngineFailed(f"a request failed: {trace.error}")
+    if not trace.num_output_tokens == sum(trace.message_tokens) == job.max_tokens:
+        raise EngineFailed(
+            f"a request gave {trace.num_output_tokens} tokens in {sum(trace.message_tokens)} "
+            f"counted ones instead of {job.max_tokens}"
+        )

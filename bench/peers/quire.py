@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.load import Sender, Trace
 from bench.peers.engine import Send, Setup, free_port, process, wait_until_ready
+from bench.workload import Job
 
 HEALTH_TIMEOUT_S = 2.0
 
@@ -50,7 +51,7 @@ async def serve(
         await wait_until_ready(child, setup.log, lambda: _is_serving(channel))
 
         async def send(prompt: str, max_tokens: int, due_s: float) -> Trace:
-            return await Sender(channel, max_tokens).send(prompt, due_s)
+            return await Sender(channel).send(Job(prompt, max_tokens), due_s)
 
         yield Server(send, admin)
 

@@ -51,8 +51,10 @@ def _tokens(workload: Workload) -> int:
     return int(workload.prompt_words * TOKENS_PER_WORD) + workload.max_tokens
 
 
-def _load(num_requests: int, words: int, max_tokens: int, *, shared: int = 0) -> Workload:
-    return Workload(num_requests, words, shared, max_tokens)
+def _load(
+    num_requests: int, words: int, max_tokens: int, *, shared: int = 0, is_mixed: bool = False
+) -> Workload:
+    return Workload(num_requests, words, shared, max_tokens, is_mixed=is_mixed)
 
 
 SCENARIOS = {
@@ -62,6 +64,8 @@ SCENARIOS = {
         Scenario("batch_8", _load(24, 64, 64), num_clients=8),
         Scenario("batch_32", _load(64, 64, 64), num_clients=32),
         Scenario("shared_16", _load(48, 544, 32, shared=512), num_clients=16),
+        Scenario("mixed_16", _load(48, 512, 256, is_mixed=True), num_clients=16),
+        Scenario("burst_48", _load(48, 64, 32), num_clients=48),
         Scenario("long_among", _load(8, 64, 384), num_clients=8, long=_load(2, 4000, 16)),
     )
 }

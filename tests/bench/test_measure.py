@@ -83,8 +83,8 @@ def failed(max_tokens: int, due_s: float) -> Trace:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (short, "19 tokens in 19 counted ones instead of 20"),
-        (uncounted, "19 tokens in 20 counted ones"),
+        (short, "15 tokens in 15 counted ones instead of 16"),
+        (uncounted, "15 tokens in 16 counted ones"),
         (failed, "queue full"),
     ],
 )

@@ -24,6 +24,17 @@ def test_prompts_share_their_first_words_and_then_part() -> None:
     assert len({tuple(words[12:]) for words in prompts}) == 8
 
 
+def test_mixed_lengths_are_from_an_eighth_up() -> None:
+    jobs = Workload(200, 96, 32, 80, is_mixed=True).jobs()
+    own_words = [len(job.prompt.split()) - 32 for job in jobs]
+    max_tokens = [job.max_tokens for job in jobs]
+    assert min(own_words) >= 8 and max(own_words) <= 64
+    assert min(max_tokens) >= 10 and max(max_tokens) <= 80
+    # half of each lies below the geometric mean of its bounds
+    assert 80 < sum(words < 64 / 8**0.5 for words in own_words) < 120
+    assert 80 < sum(tokens < 80 / 8**0.5 for tokens in max_tokens) < 120
+
+
 def test_arrivals_come_at_the_asked_rate() -> None:
     arrivals = Workload(20_000, 1, 0, 1).arrivals_s(50.0)
     assert arrivals == sorted(arrivals)
