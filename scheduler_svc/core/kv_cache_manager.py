@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -79,17 +80,17 @@ class KVCacheManager:
     def find_prefix(self, seq: Sequence) -> PrefixMatch:
         """The longest unbroken chain of published blocks that `seq`, not running, starts with,
         and who computes the next ones. It leaves at least one token to compute."""
-        match = PrefixMatch(parent=seq.salt)
+        match = PrefixMatch(parent=seq.namespace)
         if not self._is_cached(seq):
             return match
         num_usable = (len(seq.token_ids) - 1) // self.block_size
         packed, width = self._pack(seq, num_usable)
+        digests = self._digests(seq, num_usable, packed)
         for number in range(num_usable):
-            digest = self._digest(seq, number, packed, width)
             tokens = packed[number * width : (number + 1) * width]
-            entry = self.index.find(digest, match.parent, tokens)
+            entry = self.index.find(digests[number], match.parent, tokens)
             if entry is None or entry.block is None:
-                self._find_leader(seq, match, number, packed, width)
+                self._find_leader(match, digests[number:num_usable])
                 break
             match.blocks.append(entry.block)
             match.parent = entry
@@ -97,18 +98,13 @@ class KVCacheManager:
         match.num_tokens = match.num_published * self.block_size
         return match
 
-    def _find_leader(
-        self, seq: Sequence, match: PrefixMatch, number: int, packed: bytes, width: int
-    ) -> None:
-        """Note who computes block `number` of `seq`, and how many after it."""
-        match.leader = leader = self.pending.leader(self._digest(seq, number, packed, width))
-        match.num_led_blocks = number
-        if leader is None:
-            return
-        for led in range(number, len(packed) // width):
-            if self.pending.leader(self._digest(seq, led, packed, width)) is not leader:
-                return
-            match.num_led_blocks = led + 1
+    def _find_leader(self, match: PrefixMatch, missing: SequenceOf[bytes]) -> None:
+        """Note who computes the first of the `missing` blocks, and how many after it."""
+        match.leader = leader = self.pending.leader(missing[0])
+        match.num_led_blocks = len(match.blocks)
+        if leader is not None:
+            led = takewhile(lambda digest: self.pending.leader(digest) is leader, missing)
+            match.num_led_blocks += len(list(led))
 
     def fork_prefix(self, seq: Sequence, sibling: Sequence, num_computed: int) -> PrefixMatch:
         """What `seq` can share of a running sibling that has computed `num_computed` tokens: the
@@ -118,7 +114,7 @@ class KVCacheManager:
         return PrefixMatch(
             blocks=sibling.block_table[:num_full],
             num_tokens=num_tokens,
-            parent=seq.salt,
+            parent=seq.namespace,
             copy_source=sibling.block_table[num_full] if num_rest else None,
         )
 
@@ -142,15 +138,15 @@ class KVCacheManager:
         if self._is_cached(seq):
             num_full = len(seq.token_ids) // self.block_size
             if num_full > match.num_published:
-                self._digest(seq, num_full - 1, *self._pack(seq, num_full))
-                self.pending.add(seq, seq.digests[match.num_published : num_full])
+                digests = self._digests(seq, num_full, self._pack(seq, num_full)[0])
+                self.pending.add(seq, digests[match.num_published : num_full])
 
     def leave(self, seq: Sequence) -> list[int]:
         """`seq` stops running and publishes nothing more; gives its table, whose references are
         the caller's now."""
         self.pending.discard(seq, seq.digests[seq.num_published_blocks :])
         self.index.release(seq.parent)
-        blocks, seq.block_table, seq.parent = seq.block_table, [], seq.salt
+        blocks, seq.block_table, seq.parent = seq.block_table, [], seq.namespace
         return blocks
 
     def fork(self, seq: Sequence, source: Sequence, num_computed: int) -> int:
@@ -187,11 +183,11 @@ class KVCacheManager:
         if first >= end or not self._is_cached(seq):
             return
         packed, width = self._pack(seq, end)
+        digests = self._digests(seq, end, packed)
         for number in range(first, end):
-            digest = self._digest(seq, number, packed, width)
-            self._publish_next(seq, digest, packed[number * width : (number + 1) * width])
+            self._publish_next(seq, digests[number], packed[number * width : (number + 1) * width])
         if self.pending:
-            self.pending.discard(seq, seq.digests[first:end])
+            self.pending.discard(seq, digests[first:end])
 
     def _publish_next(self, seq: Sequence, digest: bytes, tokens: bytes) -> None:
         number = seq.num_published_blocks
@@ -219,15 +215,15 @@ class KVCacheManager:
         tokens = seq.token_ids[: num_blocks * self.block_size]
         return tokens.tobytes(), self.block_size * tokens.itemsize
 
-    def _digest(self, seq: Sequence, number: int, packed: bytes, width: int) -> bytes:
-        """The digest of full block `number`, whose tokens and those before it are in `packed`;
-        kept with the sequence, for any replica of this block size."""
+    def _digests(self, seq: Sequence, count: int, packed: bytes) -> list[bytes]:
+        """The digests of the first `count` full blocks at least, whose tokens are `packed`; kept
+        with the sequence, for any replica of this block size."""
         if seq.digest_block_size != self.block_size:
             seq.digests.clear()
             seq.digest_block_size = self.block_size
         digests = seq.digests
-        if len(digests) <= number:
-            parent = digests[-1] if digests else self._hasher.root(seq.salt)
-            missing = packed[len(digests) * width : (number + 1) * width]
-            digests += self._hasher.chain(parent, missing, width)
-        return digests[number]
+        if len(digests) < count:
+            width = len(packed) // count
+            parent = digests[-1] if digests else self._hasher.root(seq.namespace)
+            digests += self._hasher.chain(parent, packed[len(digests) * width :], width)
+        return digests

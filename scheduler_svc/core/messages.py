@@ -76,6 +76,9 @@ class NewRequest:
     """Seconds from its submission after which nobody waits for it any more."""
     tenant: str = DEFAULT_TENANT
     """Whose it is, for fairness between tenants."""
+    adapter: str = ""
+    """Weights that change the model's for it, by name; its cached blocks are of no use to others.
+    Empty for the model as it is."""
     cache_salt: bytes = b""
     bypass_prefix_cache: bool = False
     """Takes no cached prefix, and leaves none to others; its own choices still share its prompt."""

@@ -192,7 +192,7 @@ class StepPlanner:
         replica = self._replica
         while replica.swapped:
             seq = replica.swapped[0]
-            match = PrefixMatch(num_tokens=seq.num_swapped_tokens, parent=seq.salt)
+            match = PrefixMatch(num_tokens=seq.num_swapped_tokens, parent=seq.namespace)
             if not self._has_opening or not replica.kv.can_start(seq, match, self._reserve):
                 return False
             replica.swapped.pop(0)

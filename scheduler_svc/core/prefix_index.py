@@ -1,14 +1,15 @@
 """Which block holds the keys and values of which prefix, on one replica.
 
 A block's digest is a keyed BLAKE2b over its parent's digest and its token ids; the first block's
-parent is the digest of the cache salt. The key is drawn at start-up, so that nobody can make two
-prefixes meet. Even so a digest only finds the candidate: an entry stands for a prefix if its
-tokens are the same and its parent is the very entry that matched before.
+parent is the digest of adapter and cache salt. The key is drawn at start-up, so that nobody can
+make two prefixes meet. Even so a digest only finds the candidate: an entry stands for a prefix if
+its tokens are the same and its parent is the very entry that matched before.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from array import array
 from collections.abc import Iterable
 
@@ -22,22 +23,31 @@ class BlockHasher:
     """Chains digests over the full blocks of a sequence: one BLAKE2b call for each block."""
 
     def __init__(self, key: bytes) -> None:
-        """`key` has 1 to 64 secret random bytes."""
-        self._key = key
-        self._keyed = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
+        """`key` has 1 to 64 secret random bytes.
 
-    def root(self, salt: bytes) -> bytes:
-        """The parent digest of a first block."""
-        return hashlib.blake2b(salt, key=self._key, person=b"salt").digest()
+        BLAKE2b pads its own key argument to a whole input block of 128 bytes. A key in front of
+        the message is as good, since BLAKE2b marks its last block, and 32 bytes of it leave room
+        for a digest and 16 tokens: each of our blocks takes one compression instead of two.
+        """
+        self._key = key
+        secret = hashlib.blake2b(key=key, person=b"blocks", digest_size=32).digest()
+        self._keyed = hashlib.blake2b(secret, digest_size=DIGEST_BYTES)
+
+    def root(self, namespace: bytes) -> bytes:
+        """The parent digest of a first block; see Sequence.namespace."""
+        return hashlib.blake2b(
+            namespace, key=self._key, person=b"root", digest_size=DIGEST_BYTES
+        ).digest()
 
     def chain(self, parent: bytes, packed: bytes, width: int) -> list[bytes]:
         """The digests of the blocks in `packed` tokens (see token_bytes), `width` bytes each, of
         which the first comes after `parent`."""
         digests = []
-        copy_keyed = self._keyed.copy  # a copy spares the work of the key
-        for start in range(0, len(packed), width):
+        copy_keyed = self._keyed.copy
+        for (block,) in struct.iter_unpack(f"{width}s", packed):
             state = copy_keyed()
-            state.update(parent + packed[start : start + width])
+            state.update(parent)
+            state.update(block)
             parent = state.digest()
             digests.append(parent)
         return digests
@@ -64,7 +74,7 @@ class IndexEntry:
 
 
 Parent = IndexEntry | bytes
-"""What comes before a block: another block's entry, or the salt for a first block."""
+"""What comes before a block: another block's entry, or the namespace for a first block."""
 
 
 class PrefixIndex:

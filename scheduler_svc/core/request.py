@@ -99,9 +99,11 @@ class Sequence:
         return self.request.num_prompt_tokens
 
     @property
-    def salt(self) -> bytes:
-        """What its first block comes after in a prefix index."""
-        return self.request.new.cache_salt
+    def namespace(self) -> bytes:
+        """What its first block comes after in a prefix index: others' blocks are found under the
+        same adapter and the same salt alone, and neither passes for the other."""
+        adapter = self.request.new.adapter.encode()
+        return b"%d:%b%b" % (len(adapter), adapter, self.request.new.cache_salt)
 
     @property
     def uses_prefix_cache(self) -> bool:

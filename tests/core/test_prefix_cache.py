@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_svc.core.config import SchedulerConfig
@@ -205,6 +207,20 @@ def test_salts_keep_prefixes_apart() -> None:
         driver.check_answer(request)
     cached = {name: start.num_cached_tokens for name, start in driver.started.items()}
     assert cached == {"none": 0, "x": 0, "x again": 32, "y": 0}
+
+
+def test_a_salt_does_not_pass_for_an_adapter() -> None:
+    """FIELD-FAILURES, part 1: salt "x" and adapter "x" do not meet."""
+    driver = Driver()
+    driver.join()
+    pairs = [("x", b""), ("", b"x"), ("", b""), ("x", b"x"), ("xx", b""), ("", b"xx"), ("1:x", b"")]
+    for number, (adapter, salt) in enumerate([*pairs, *pairs]):
+        new = make_request(f"r{number}", PREFIX, salt=salt)
+        driver.submit(request := replace(new, adapter=adapter))
+        driver.run()
+        driver.check_answer(request)
+    cached = [start.num_cached_tokens for start in driver.started.values()]
+    assert cached == [0] * len(pairs) + [32] * len(pairs)
 
 
 def test_colliding_digests_are_misses_and_never_wrong_text(
