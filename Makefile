@@ -15,7 +15,7 @@ PACKAGES := shared protos scheduler_svc worker_svc kernels cli bench deploy test
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model native proto lint test demo sim nightly bench bench-scheduler bench-peers clean
+.PHONY: help setup model native proto lint test demo sim nightly chaos bench bench-scheduler bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' \
@@ -66,6 +66,9 @@ sim: $(VENV)/.stamp ## Run SEEDS seeds of the scheduler's simulator, on all core
 
 nightly: ## What takes too long for make test: 2,000 seeds of 500 events
 	$(MAKE) sim SEEDS=2000 EVENTS=500
+
+chaos: $(VENV)/.stamp ## 500 clients that leave at random: nothing of them may stay
+	QUIRE_CHAOS=500 $(BIN)/python -m pytest -s tests/api/test_chaos.py
 
 demo: setup model native ## Start a server, ask a question, stream the answer, stop the server
 	@echo "Question: $(QUESTION)"

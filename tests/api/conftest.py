@@ -37,8 +37,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
 
+    timeout = pyfuncitem.get_closest_marker("timeout")
+    limit_s = TEST_LIMIT_S if timeout is None else float(timeout.args[0])
+
     async def run() -> None:
-        await asyncio.wait_for(pyfuncitem.obj(**arguments), TEST_LIMIT_S)
+        await asyncio.wait_for(pyfuncitem.obj(**arguments), limit_s)
 
     assert isinstance(runner, asyncio.Runner)
     runner.run(run())

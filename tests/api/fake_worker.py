@@ -57,6 +57,9 @@ class FakeWorker:
     next_token: NextToken = letter_after
     fail_when: Callable[[Sequence[int]], bool] = lambda _: False
     """A sequence of these tokens fails by itself."""
+    num_host_blocks: int = 0
+    hold_after: Callable[[StepPlan], bool] = lambda _: False
+    """Once it has answered such a plan it holds, until `release`."""
     errors: list[str] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
     epoch: int = 0
@@ -116,7 +119,7 @@ class FakeWorker:
     def ready_message(self) -> worker_pb2.Ready:
         return worker_pb2.Ready(
             num_device_blocks=self.num_blocks,
-            num_host_blocks=0,
+            num_host_blocks=self.num_host_blocks,
             block_size=self.block_size,
             max_num_batched_tokens=512,
             max_num_seqs=32,
@@ -191,6 +194,8 @@ class FakeWorker:
             self.errors.append(f"step {plan.step}: {error!r}")
             raise
         self._step = plan.step
+        if self.hold_after(plan):
+            self.hold()
         await self.send(worker_pb2.WorkerMessage(step_result=encode_result(result)))
 
     def _execute(self, plan: StepPlan) -> StepResult:
