@@ -2,10 +2,13 @@
 //
 // Quantisation, per row and block of 32 columns: scale = largest magnitude / 127, quants = x / scale
 // rounded to the nearest (ties to even). A block's sums of quants times scale stand by it: weights with
-// a minimum or a zero need them.
+// a minimum or a zero need them. A block that holds a NaN or an infinity gets a NaN for scale and sums, and
+// with it every product of its row.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "buffer.h"
 #include "matrix.h"
@@ -56,9 +59,19 @@ struct Activations {
 inline void quantise_block(const float* x, int8_t* quants, BlockScale& out) {
   using namespace simd;
   constexpr int kVectors = kBlock / kLanes;
-  Floats magnitude = absolute(load(x));
-  for (int i = 1; i < kVectors; ++i) magnitude = max(magnitude, absolute(load(x + i * kLanes)));
-  const float scale = largest(magnitude) / 127.0f;
+  // As integers the bits of magnitudes are ordered like the floats, and NaNs stand above infinity.
+  Ints bits = reinterpret_cast<Ints>(absolute(load(x)));
+  for (int i = 1; i < kVectors; ++i) {
+    bits = max(bits, reinterpret_cast<Ints>(absolute(load(x + i * kLanes))));
+  }
+  const float magnitude = float_of_bits(largest(bits));
+  if (!(magnitude <= std::numeric_limits<float>::max())) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::fill_n(quants, kBlock, int8_t{0});
+    out = {nan, nan, {nan, nan}};
+    return;
+  }
+  const float scale = magnitude / 127.0f;
   const Floats inverse = splat(scale > 1e-37f ? 1.0f / scale : 0.0f);
   Ints sums[2] = {};
   for (int i = 0; i < kVectors; ++i) {

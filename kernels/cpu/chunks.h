@@ -21,4 +21,15 @@ void in_chunks(int count, const Body& body) {
   remainder_chunk<kMax - 1>(start, count - start, body);
 }
 
+// The same with sizes that differ by one at most.
+template <int kMax, class Body>
+void in_even_chunks(int count, const Body& body) {
+  const int num_chunks = (count + kMax - 1) / kMax;
+  for (int i = 0, start = 0; i < num_chunks; ++i) {
+    const int end = (i + 1) * count / num_chunks;
+    remainder_chunk<kMax>(start, end - start, body);
+    start = end;
+  }
+}
+
 }  // namespace quire

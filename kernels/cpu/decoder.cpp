@@ -49,7 +49,7 @@ void Decoder::set_matrix(int layer, MatrixName name, Format format, const uint8_
   Matrix& target =
       name == MatrixName::kOutput ? output_ : layers_[layer].matrices[static_cast<int>(name)];
   pool_.begin_step();
-  target = pack_matrix(format, data, num_rows, num_columns, pool_);
+  target = pack_matrix(format, data, num_rows, num_columns, pool_, weights_);
   pool_.end_step();
 }
 
@@ -282,6 +282,9 @@ quire::Decoder* quire_create(const quire::Config* config) {
 }
 
 void quire_destroy(quire::Decoder* decoder) { delete decoder; }
+
+// The threads that work on a step: fewer than wanted if the system gave no more.
+int32_t quire_num_threads(const quire::Decoder* decoder) { return decoder->num_threads(); }
 
 int32_t quire_num_lanes() { return quire::simd::kLanes; }
 

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "activations.h"
+#include "arena.h"
+#include "arena.h"
 #include "attention_plan.h"
 #include "buffer.h"
 #include "formats.h"
@@ -123,6 +125,7 @@ class Decoder {
   // Checks every index of the step, then computes it.
   Error forward(const Step& step);
 
+  int num_threads() const { return pool_.num_threads(); }
   const double* phase_seconds() const { return phase_seconds_; }
 
  private:
@@ -148,6 +151,7 @@ class Decoder {
   int hidden_width_, query_width_, kv_width_, mlp_width_;  // padded rows
   ThreadPool pool_;
   AttentionPlan plan_;
+  Arena weights_;
   std::vector<Layer> layers_;
   Matrix output_;
   Buffer<float> final_norm_;

@@ -136,6 +136,9 @@ class NativeDecoder:
         self._handle = library.quire_create(ctypes.byref(config))
         if not self._handle:
             raise MemoryError("no memory for the decoder's buffers")
+        started = library.quire_num_threads(self._handle)
+        if started < num_threads:
+            logger.warning("only %d of %d threads could be started", started, num_threads)
         self._embedding = _checked(weights.embedding, spec.vocab_size, spec.hidden_size)
         self._load(weights, progress or (lambda share: None))
 

@@ -121,6 +121,7 @@ def load_library(path: Path) -> ctypes.CDLL:
     signatures = {
         "quire_create": ([POINTER(Config)], c_void_p),
         "quire_destroy": ([c_void_p], None),
+        "quire_num_threads": ([c_void_p], c_int32),
         "quire_num_lanes": ([], c_int32),
         "quire_set_matrix": ([c_void_p, *[c_int32] * 3, c_void_p, c_int32, c_int32], c_int32),
         "quire_set_vector": ([c_void_p, c_int32, c_int32, c_void_p, c_int32], c_int32),

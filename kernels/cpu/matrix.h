@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "buffer.h"
+#include "arena.h"
 #include "formats.h"
 #include "pool.h"
 #include "simd.h"
@@ -99,10 +99,10 @@ struct Matrix {
   int num_rows = 0;
   int num_columns = 0;
   size_t panel_bytes = 0;
-  Buffer<uint8_t> bytes;
+  uint8_t* bytes = nullptr;  // in the arena
 
   int num_panels() const { return (num_rows + kPanel - 1) / kPanel; }
-  const uint8_t* panel(int index) const { return bytes.data() + index * panel_bytes; }
+  const uint8_t* panel(int index) const { return bytes + index * panel_bytes; }
 };
 
 namespace packing {
@@ -165,7 +165,7 @@ inline void pack_dense_row(int element_bytes, const uint8_t* row, int num_column
 
 // Repacks stored rows [num_rows, num_columns]; num_columns is a multiple of the format's block.
 inline Matrix pack_matrix(Format format, const uint8_t* data, int num_rows, int num_columns,
-                          ThreadPool& pool) {
+                          ThreadPool& pool, Arena& arena) {
   const BlockShape shape = block_shape(format);
   const size_t row_bytes = static_cast<size_t>(num_columns) / shape.num_weights * shape.num_bytes;
   Matrix matrix;
@@ -176,9 +176,9 @@ inline Matrix pack_matrix(Format format, const uint8_t* data, int num_rows, int 
   with_layout(format, [&](auto layout) {
     matrix.panel_bytes = static_cast<size_t>(num_columns) / kBlock * decltype(layout)::kBlockBytes;
   });
-  matrix.bytes = Buffer<uint8_t>(matrix.num_panels() * matrix.panel_bytes);
+  matrix.bytes = arena.take(matrix.num_panels() * matrix.panel_bytes);
   pool.run(matrix.num_panels(), [&](int index, int) {
-    uint8_t* panel = matrix.bytes.data() + index * matrix.panel_bytes;
+    uint8_t* panel = matrix.bytes + index * matrix.panel_bytes;
     const int count = std::min(kPanel, num_rows - index * kPanel);
     for (int place = 0; place < count; ++place) {
       const uint8_t* row = data + (static_cast<size_t>(index) * kPanel + place) * row_bytes;

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -25,8 +26,13 @@ inline void pause_briefly() {
 
 class ThreadPool {
  public:
+  // Takes what the system gives: a pool of fewer threads is slower, not wrong.
   explicit ThreadPool(int num_threads) {
-    for (int i = 1; i < num_threads; ++i) helpers_.emplace_back([this, i] { help(i); });
+    helpers_.reserve(num_threads);
+    try {
+      for (int i = 1; i < num_threads; ++i) helpers_.emplace_back([this, i] { help(i); });
+    } catch (const std::system_error&) {
+    }
   }
 
   ~ThreadPool() {

@@ -19,7 +19,24 @@
 #include "simd_portable.h"
 #endif
 
+// Unrolls the loop that follows; its length is a small constant.
+#define QUIRE_UNROLL _Pragma("GCC unroll 16")
+
 namespace quire::simd {
+
+// Sums stay in their order from here on. Left alone, the compiler computes all products of a block
+// before it adds them up, and there are more of them than registers.
+template <class Vector>
+inline void settle(Vector& a, Vector& b) {
+#if defined(__x86_64__)
+  asm("" : "+x"(a), "+x"(b));
+#elif defined(__aarch64__)
+  asm("" : "+w"(a), "+w"(b));
+#endif
+}
+
+// What was stored is not kept in registers too.
+inline void stay_in_memory() { asm volatile("" ::: "memory"); }
 
 // Asks for memory that is read soon, into the second-level cache.
 inline void prefetch(const void* start, int num_bytes) {
@@ -47,16 +64,28 @@ inline float largest(Floats v) {
   return best;
 }
 
+inline int32_t largest(Ints v) {
+  int32_t best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+inline float float_of_bits(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
 inline Floats absolute(Floats v) {
   return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & 0x7fffffff);
 }
 
 // e^x. Range reduction by ln 2 in two parts and the polynomial of Cephes' expf: within 2 units in
-// the last place for -87.3 <= x <= 88; 0 below (also for -infinity), clamped above.
+// the last place for -87.3 <= x <= 88; 0 below (also for -infinity), clamped above; NaN for NaN.
 inline Floats exp(Floats x) {
   const Floats rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Ints is_zero = x < -87.3f;
-  x = min(max(x, splat(-87.3f)), splat(88.0f));
+  x = min(splat(88.0f), max(splat(-87.3f), x));  // in this order they keep a NaN
   const Floats n = fused_multiply_add(x, splat(1.44269504f), rounder) - rounder;
   Floats r = fused_multiply_add(n, splat(-0.693359375f), x);
   r = fused_multiply_add(n, splat(2.12194440e-4f), r);

@@ -14,8 +14,10 @@ using Bytes = uint8_t __attribute__((vector_size(32)));
 inline Floats load(const float* p) { return (Floats)_mm256_loadu_ps(p); }
 inline void store(float* p, Floats v) { _mm256_storeu_ps(p, (__m256)v); }
 inline Floats splat(float x) { return (Floats)_mm256_set1_ps(x); }
+// Of floats b, where either is a NaN
 inline Floats max(Floats a, Floats b) { return (Floats)_mm256_max_ps((__m256)a, (__m256)b); }
 inline Floats min(Floats a, Floats b) { return (Floats)_mm256_min_ps((__m256)a, (__m256)b); }
+inline Ints max(Ints a, Ints b) { return (Ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 inline Floats to_floats(Ints v) { return (Floats)_mm256_cvtepi32_ps((__m256i)v); }
 inline Ints round_to_ints(Floats v) { return (Ints)_mm256_cvtps_epi32((__m256)v); }
 
@@ -43,6 +45,8 @@ inline void store_bytes(int8_t* p, Ints v) {
 }
 
 inline Bytes load_bytes(const uint8_t* p) { return (Bytes)_mm256_loadu_si256((const __m256i*)p); }
+
+inline void store_bytes(uint8_t* p, Bytes v) { _mm256_storeu_si256((__m256i*)p, (__m256i)v); }
 
 // 4 bytes, repeated in every lane
 inline Bytes splat_quad(const int8_t* p) {

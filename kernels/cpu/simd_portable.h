@@ -18,8 +18,10 @@ inline Floats load(const float* p) {
 
 inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
 inline Floats splat(float x) { return Floats{x, x, x, x}; }
+// Of floats b, where either is a NaN
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
+inline Ints max(Ints a, Ints b) { return a > b ? a : b; }
 inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 
 // To the nearest, ties to even
@@ -71,6 +73,8 @@ inline Bytes load_bytes(const uint8_t* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
+
+inline void store_bytes(uint8_t* p, Bytes v) { std::memcpy(p, &v, sizeof v); }
 
 // 4 bytes, repeated in every lane
 inline Bytes splat_quad(const int8_t* p) {

@@ -25,6 +25,7 @@ static void check_exp() {
   expect(exp(splat(0.0f))[0] == 1.0f, "exp", 0);
   expect(exp(splat(-INFINITY))[0] == 0.0f, "exp", -INFINITY);
   expect(exp(splat(-1000.0f))[0] == 0.0f, "exp", -1000);
+  expect(std::isnan(exp(splat(NAN))[0]), "exp", NAN);
 }
 
 static double half_value(uint16_t bits) {

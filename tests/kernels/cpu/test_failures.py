@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import stat
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from kernels.cpu import build, load_decoder
+from kernels.cpu.decoder import Compute, NativeDecoder
+from kernels.cpu.library import load_library
 from kernels.decoder import DecoderWeights, StoredMatrix
 from kernels.interface import AttentionBatch
 from tests.kernels.cpu.paged_run import PagedRun, make_decoder, random_tokens
@@ -93,6 +96,60 @@ def test_a_step_without_logit_rows_only_fills_the_cache() -> None:
     logits = decoder.forward(tokens[0], run.batch([4]), run.kv_cache, rows)
     assert logits.shape == (0, SPEC.vocab_size)
     assert not run.kv_cache.isnan().all()
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("compute", ["auto", "float32"])
+def test_a_poisoned_row_gives_nan_and_its_neighbours_are_right(
+    compute: Compute, poison: float
+) -> None:
+    """One bad activation of one sequence, found among three; the others keep their bits."""
+    shape = replace(SHAPE, tied=False)
+    spec = make_spec(shape)
+
+    def logits_of(value: float | None) -> torch.Tensor:
+        weights = make_weights(shape, ("Q4_1",), torch.Generator().manual_seed(4))
+        weights = replace(weights, embedding=StoredMatrix(53, 32, "F32", torch.rand(53, 32)))
+        if value is not None:
+            weights.embedding.data[7, 20] = value
+        tokens = [torch.tensor(t) for t in ([1, 2], [7, 3], [5, 6])]
+        decoder = make_decoder(spec, weights, compute)
+        return torch.cat(PagedRun(decoder, spec, compute, tokens).step([1, 1, 1]))
+
+    torch.manual_seed(0)
+    sound = logits_of(None)
+    torch.manual_seed(0)
+    poisoned = logits_of(poison)
+    assert sound.isfinite().all()
+    assert poisoned[1].isnan().all()
+    assert torch.equal(poisoned[[0, 2]], sound[[0, 2]])
+
+
+def test_a_pool_takes_the_threads_that_it_gets(tmp_path: Path) -> None:
+    program = tmp_path / "pool_check"
+    source = Path(__file__).with_name("pool_check.cpp")
+    command = ["g++", "-std=c++17", "-pthread", f"-I{Path(build.__file__).parent}", str(source)]
+    subprocess.run([*command, "-o", str(program), "-ldl"], check=True, timeout=60)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_fewer_threads_than_wanted_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = load_library(build.find_or_build(build.detect_isa()))
+    monkeypatch.setattr(library, "quire_num_threads", lambda handle: 1)
+    with caplog.at_level(logging.WARNING):
+        NativeDecoder(
+            library,
+            SPEC,
+            tiny_weights(),
+            compute="float32",
+            kv_dtype=torch.float32,
+            num_threads=4,
+            max_num_tokens=8,
+        )
+    assert "only 1 of 4 threads" in caplog.text
 
 
 def test_an_unknown_weight_type_gives_no_decoder(caplog: pytest.LogCaptureFixture) -> None:
