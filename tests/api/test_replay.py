@@ -20,10 +20,12 @@ from scheduler_svc.value_json import from_json, to_json
 from shared.errors import ConfigError
 from shared.ids import RequestId
 from shared.model_spec import ModelSpec
+from shared.sampling import BeamParams, EarlyStopping
 from tests.api.fake_worker import joined
 from tests.api.serving import SERVING, answer, opened, request, serving
 from tests.core.driver import Driver, make_request
 from tests.core.test_constraints import Countdown
+from tests.sim.model import NUM_TOKEN_IDS
 from tests.sim.simulator import Simulator
 
 
@@ -91,6 +93,34 @@ def test_answers_of_constraints_are_replayed(tmp_path: Path) -> None:
         replay([*lines[:answers], *lines[answers + 1 :]])
     with pytest.raises(BrokenRecord, match=f"line {answers + 1}:"):
         replay([*lines[:answers], b'["constraints",[3]]\n', *lines[answers + 1 :]])
+
+
+def test_beam_searches_are_replayed_by_their_candidates(tmp_path: Path) -> None:
+    """Forks, copies and chosen tokens come again, also of a search that was preempted; with other
+    candidates other tokens are chosen, and the replay says where."""
+    record = Record(tmp_path / "record")
+    driver = Driver()
+    config = SchedulerConfig(vocab_size=NUM_TOKEN_IDS, reserve_fraction=0.0)
+    driver.scheduler = RecordingScheduler(config, b"key", record)
+    driver.join(num_blocks=8)
+    driver.submit(first := make_request("first", 40, 60))
+    beam = BeamParams(width=3, early_stopping=EarlyStopping.NEVER, num_return=2)
+    driver.submit(search := make_request("search", 20, 20, beam=beam))
+    driver.run()
+    record.close()
+    driver.check_answer(first)
+    driver.check_answer(search)
+    assert driver.ends["search", 0].num_preemptions > 0
+    assert any(plan.forks for plan in driver.history)
+    lines = (tmp_path / "record").read_bytes().splitlines(keepends=True)
+    assert replay(lines).num_plans == len(driver.history)
+    at = next(n for n, line in enumerate(lines) if b'"candidates":[{' in line)
+    result = json.loads(lines[at])
+    result[2]["candidates"][0]["token_ids"].reverse()
+    changed = json.dumps(result).encode() + b"\n"
+    with pytest.raises(PlanDiffers) as found:
+        replay([*lines[:at], changed, *lines[at + 1 :]])
+    assert int(str(found.value).split()[1].rstrip(":")) > at + 1
 
 
 def test_another_decision_is_found_at_its_line(

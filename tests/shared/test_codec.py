@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from protos.quire.worker.v1 import worker_pb2
 from shared.codec import (
+    MAX_CANDIDATES,
     decode_plan,
     decode_result,
     encode_plan,
@@ -19,6 +20,8 @@ from shared.errors import ProtocolError
 from shared.plan import (
     CacheOp,
     CacheOpKind,
+    Candidates,
+    Fork,
     SequenceFailure,
     SequenceStart,
     StepPlan,
@@ -58,7 +61,23 @@ def starts(draw: st.DrawFn) -> SequenceStart:
         block_table=draw(u32s()),
         sampling=draw(sampling_params()),
         sequence_index=draw(u32),
+        num_candidates=draw(st.integers(0, MAX_CANDIDATES)),
     )
+
+
+@st.composite
+def fork_lists(draw: st.DrawFn) -> tuple[Fork, ...]:
+    """Forks into different handles, none of which another is forked from."""
+    targets = draw(st.lists(u32, max_size=5, unique=True))
+    sources = u32.filter(lambda handle: handle not in targets)
+    return tuple(Fork(target, draw(sources), draw(u32)) for target in targets)
+
+
+@st.composite
+def candidate_lists(draw: st.DrawFn) -> Candidates:
+    log_probs = draw(st.lists(st.floats(max_value=0), min_size=1, max_size=20))
+    ids = draw(u32s(len(log_probs)))
+    return Candidates(draw(u32), ids, tuple(sorted(log_probs, reverse=True)))
 
 
 @st.composite
@@ -78,7 +97,7 @@ def token_masks() -> st.SearchStrategy[TokenMask]:
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
     step = draw(st.integers(1, 2**64 - 1))
-    appended, chunks = draw(u32s()), draw(u32s())
+    appended, chunks, chosen = draw(u32s()), draw(u32s()), draw(u32s())
     masked = tuple(dict.fromkeys(draw(u32s())))
     return StepPlan(
         step=step,
@@ -86,6 +105,9 @@ def plans(draw: st.DrawFn) -> StepPlan:
         reset=draw(st.booleans()),
         finished_handles=draw(u32s()),
         starts=draw(st.lists(starts(), max_size=3).map(tuple)),
+        forks=draw(fork_lists()),
+        chosen_handles=chosen,
+        chosen_token_ids=draw(u32s(len(chosen))),
         append_handles=appended,
         append_blocks=draw(u32s(len(appended))),
         cache_ops=draw(st.lists(cache_ops(), max_size=3).map(tuple)),
@@ -108,6 +130,7 @@ def results(draw: st.DrawFn) -> StepResult:
         token_ids=draw(u32s(len(handles))),
         failures=draw(st.lists(failures, max_size=3).map(tuple)),
         execute_s=draw(st.floats(0, 1e9)),
+        candidates=draw(st.lists(candidate_lists(), max_size=3).map(tuple)),
     )
 
 
@@ -164,6 +187,8 @@ def test_the_start_that_the_next_test_breaks_is_sound() -> None:
 
 NAN = float("nan")
 MASK = worker_pb2.TokenMask
+FORK = worker_pb2.Fork
+CANDIDATES = worker_pb2.Candidates
 BROKEN_PLANS = {
     "no step": worker_pb2.StepPlan(),
     "base after step": worker_pb2.StepPlan(step=3, base_step=3),
@@ -186,6 +211,13 @@ BROKEN_PLANS = {
     "top_p zero": start_with(sampling={"top_p": 0}),
     "top_p NaN": start_with(sampling={"top_p": NAN}),
     "min_p negative": start_with(sampling={"min_p": -0.5}),
+    "too many candidates": start_with(num_candidates=MAX_CANDIDATES + 1),
+    "chosen without token": worker_pb2.StepPlan(step=1, chosen_handles=[1]),
+    "forked twice": worker_pb2.StepPlan(step=1, forks=[FORK(handle=1, source_handle=2)] * 2),
+    "fork of a fork": worker_pb2.StepPlan(
+        step=1,
+        forks=[FORK(handle=1, source_handle=2), FORK(handle=3, source_handle=1)],
+    ),
     "mask of no form": worker_pb2.StepPlan(step=1, token_masks=[MASK(handle=1)]),
     "mask of both forms": worker_pb2.StepPlan(
         step=1, token_masks=[MASK(handle=1, token_ids=[1], bits=b"1")]
@@ -209,6 +241,13 @@ def test_an_inconsistent_plan_is_refused(name: str) -> None:
         worker_pb2.StepResult(step=1, execute_s=-1),
         worker_pb2.StepResult(step=1, execute_s=NAN),
         worker_pb2.StepResult(step=1, execute_s=float("inf")),
+        worker_pb2.StepResult(step=1, candidates=[CANDIDATES(handle=1)]),
+        worker_pb2.StepResult(step=1, candidates=[CANDIDATES(token_ids=[1, 2], log_probs=[-1])]),
+        worker_pb2.StepResult(step=1, candidates=[CANDIDATES(token_ids=[1], log_probs=[NAN])]),
+        worker_pb2.StepResult(step=1, candidates=[CANDIDATES(token_ids=[1], log_probs=[0.5])]),
+        worker_pb2.StepResult(
+            step=1, candidates=[CANDIDATES(token_ids=[1, 2], log_probs=[-2, -1])]
+        ),
     ],
 )
 def test_an_inconsistent_result_is_refused(message: worker_pb2.StepResult) -> None:

@@ -151,13 +151,14 @@ def skip_swaps_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepDraft, "swap_in", lambda self, host_blocks, device_blocks: None)
 
 
-def swap_out_a_token_too_many(patch: pytest.MonkeyPatch) -> None:
-    """A swapped sequence passes for one token further than it is."""
+def swap_out_tokens_in_flight(patch: pytest.MonkeyPatch) -> None:
+    """A swapped sequence passes for as far as the plans in flight will bring it."""
     real = TableGrowth._swap_out
 
     def swap_out(self: TableGrowth, victim: Sequence, num_tokens: int) -> None:
+        num_planned = int(self._replica.table.num_computed[victim.row])
         real(self, victim, num_tokens)
-        victim.num_swapped_tokens = min(num_tokens + 1, len(victim.token_ids) - 1)
+        victim.num_swapped_tokens = num_planned
 
     patch.setattr(TableGrowth, "_swap_out", swap_out)
 
@@ -308,7 +309,7 @@ DEFECTS: tuple[Defect, ...] = (
     skip_copies,
     share_open_block,
     skip_swaps_in,
-    swap_out_a_token_too_many,
+    swap_out_tokens_in_flight,
     keep_host_blocks,
     forget_generations,
     reuse_handles_early,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.beam_defects import BEAM_DEFECTS
 from tests.sim.defects import DEFECTS, Defect
 from tests.sim.simulator import Simulator
 
@@ -21,7 +22,7 @@ def test_a_random_world_keeps_every_promise(seed: int) -> None:
     Simulator(seed).run(NUM_EVENTS)
 
 
-@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)
+@pytest.mark.parametrize("defect", [*DEFECTS, *BEAM_DEFECTS], ids=lambda defect: defect.__name__)
 def test_a_planted_defect_is_seen(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
     defect(monkeypatch)
     for seed in range(MAX_SEEDS_TO_SEE):
