@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protos.quire.inference.v1 import inference_pb2
+from scheduler_svc.core.constraint import TokenConstraint
 from scheduler_svc.core.messages import DEFAULT_TENANT, NewRequest
 from scheduler_svc.tenancy import Tenancy
 from shared.errors import InvalidArgument, NotFound
@@ -49,6 +50,10 @@ class Limits:
     """Beams."""
     max_length_penalty: float = 4.0
     """Length penalties lie in [-max_length_penalty, max_length_penalty]."""
+    max_constraint_bytes: int = 64 << 10
+    """Bytes of a constraint: schema, pattern or grammar, or all options of a choice."""
+    max_choice_options: int = 1000
+    """Options of `choice`."""
     max_priority: int = 100
     """Priorities lie in [-max_priority, max_priority]."""
 
@@ -107,17 +112,25 @@ class Admission:
         self._check_stopping(message.stopping)
         if message.HasField("beam"):
             self._check_beam(message)
+        if message.WhichOneof("constraint") is not None:
+            self._check_constraint(message)
+
+    def eos_token_ids(self, message: inference_pb2.GenerateRequest) -> frozenset[int]:
+        """Tokens that end a text of the model, unless the client ignores them."""
+        return frozenset(() if message.stopping.ignore_eos else self._spec.eos_token_ids)
 
     def admit(
         self,
         message: inference_pb2.GenerateRequest,
         prompt_token_ids: Sequence[int],
         *,
+        constraint: TokenConstraint | None = None,
         tenant: str = DEFAULT_TENANT,
         deadline_s: float | None = None,
     ) -> AdmittedRequest:
-        """The request of a checked message; `prompt_token_ids` is its prompt, tokenized. Its
-        caller is `tenant`, and stops waiting in `deadline_s` seconds.
+        """The request of a checked message; `prompt_token_ids` is its prompt, tokenized, and
+        `constraint` its constraint, compiled. Its caller is `tenant`, and stops waiting in
+        `deadline_s` seconds.
 
         Raises InvalidArgument when the prompt is empty or leaves no room in the context.
         """
@@ -128,7 +141,6 @@ class Admission:
         room = self._spec.context_length - num_prompt_tokens
         asked = stopping.max_tokens if stopping.HasField("max_tokens") else None
         max_tokens = room if asked is None else min(asked, room)
-        eos_token_ids = () if stopping.ignore_eos else self._spec.eos_token_ids
         beam = _resolved_beam(message.beam) if message.HasField("beam") else None
         client_id = message.request_id or secrets.token_hex(16)
         request = NewRequest(
@@ -136,11 +148,12 @@ class Admission:
             prompt_token_ids=tuple(prompt_token_ids),
             sampling=_resolved_sampling(message.sampling) if beam is None else GREEDY,
             max_tokens=max_tokens,
-            eos_token_ids=frozenset(eos_token_ids),
+            eos_token_ids=self.eos_token_ids(message),
             stop_token_ids=frozenset(stopping.stop_token_ids),
             num_sequences=(message.sampling.n or 1) if beam is None else beam.num_return,
             first_choice=message.sampling.first_choice,
             beam=beam,
+            constraint=constraint,
             priority=message.priority,
             queue_timeout_s=message.queue_timeout_ms / 1000 or None,
             deadline_s=deadline_s,
@@ -235,6 +248,30 @@ class Admission:
         num_ends = len(message.stopping.stop_token_ids) + len(self._spec.eos_token_ids)
         if beam.width + num_ends > self._spec.vocab_size:
             raise InvalidArgument("beam.width", "the vocabulary is too small for so many beams")
+
+    def _check_constraint(self, message: inference_pb2.GenerateRequest) -> None:
+        field = str(message.WhichOneof("constraint"))
+        if message.HasField("beam"):
+            raise InvalidArgument(field, "a beam search takes no constraint")
+        if field == "choice":
+            self._check_options(message.choice.options)
+        elif field == "json_object":
+            if not message.json_object:
+                raise InvalidArgument(field, "must be true, or absent")
+        elif not getattr(message, field):
+            raise InvalidArgument(field, "it is empty")
+        else:
+            _check_bytes(field, getattr(message, field), self._limits.max_constraint_bytes)
+
+    def _check_options(self, options: Sequence[str]) -> None:
+        field = "choice.options"
+        if not options:
+            raise InvalidArgument(field, "give at least one")
+        _check_count(field, options, self._limits.max_choice_options)
+        _check_bytes(field, "".join(options), self._limits.max_constraint_bytes)
+        for index, option in enumerate(options):
+            if not option:
+                raise InvalidArgument(f"{field}[{index}]", "an option is empty")
 
     def _check_stopping(self, stopping: inference_pb2.StoppingParams) -> None:
         limits = self._limits

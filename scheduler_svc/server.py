@@ -17,6 +17,7 @@ from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.admission import Admission
 from scheduler_svc.config import SchedulerServiceConfig
+from scheduler_svc.constraint_pool import ConstraintPool
 from scheduler_svc.core.messages import DEFAULT_TENANT
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
@@ -31,6 +32,7 @@ from scheduler_svc.servicers.health import HealthServicer
 from scheduler_svc.servicers.model import ModelServicer
 from scheduler_svc.servicers.tokenizer import TokenizerServicer
 from scheduler_svc.tenancy import Tenancy
+from scheduler_svc.text.constraint_compiler import ConstraintCompiler
 from scheduler_svc.text.tokenizer import TextModel
 from scheduler_svc.text_pool import TextPool
 from scheduler_svc.workers import WorkerRegistry
@@ -108,11 +110,13 @@ class SchedulerServer:
         )
         admission = Admission(spec, tenancy=tenancy)
         self._text_pool = TextPool(text_model)
+        self._constraints = ConstraintPool(ConstraintCompiler(text_model.vocabulary))
         self._generation = GenerationServicer(
             self.engine,
             admission,
             text_model,
             self._text_pool,
+            self._constraints,
             spec,
             self._tokens,
             TenantQuotas(config.quotas or QuotaConfig()),
@@ -190,6 +194,7 @@ class SchedulerServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._text_pool.close()
+        self._constraints.close()
         self._link.close()
         if self._record is not None:
             self._record.close()

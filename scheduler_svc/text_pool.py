@@ -1,21 +1,17 @@
-"""The served model's text, off the event loop: a few threads and a bounded queue."""
+"""The served model's text, off the event loop."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Sequence
 
+from scheduler_svc.bounded_threads import BoundedThreads
 from scheduler_svc.text.tokenizer import TextModel
 from shared.errors import ResourceExhausted
 
 NUM_THREADS = 2
+RETRY_AFTER_S = 1.0
 MAX_PENDING = 512
 """Calls that run or wait for a thread; further ones get RESOURCE_EXHAUSTED."""
-RETRY_AFTER_S = 1.0
-
-Result = TypeVar("Result")
 
 
 class TextPool:
@@ -23,18 +19,25 @@ class TextPool:
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="quire-text")
-        self._num_pending = 0
+        self._threads = BoundedThreads(
+            NUM_THREADS,
+            MAX_PENDING,
+            lambda: ResourceExhausted(
+                "max_pending_text_calls",
+                f"{MAX_PENDING} texts wait to be tokenized or rendered",
+                RETRY_AFTER_S,
+            ),
+        )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
-        return await self._run(
+        return await self._threads.run(
             lambda: self._model.encode(text, add_special_tokens=add_special_tokens)
         )
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids; InvalidArgument for one beyond the vocabulary."""
-        return await self._run(
+        return await self._threads.run(
             lambda: self._model.decode(token_ids, skip_special_tokens=skip_special_tokens),
         )
 
@@ -48,26 +51,8 @@ class TextPool:
             text = self._model.render_chat(messages)
             return text, self._model.encode_rendered(text)
 
-        return await self._run(render)
+        return await self._threads.run(render)
 
     def close(self) -> None:
         """Lets go of the threads; a call that still runs is left to end by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _run(self, call: Callable[[], Result]) -> Result:
-        if self._num_pending >= MAX_PENDING:
-            raise ResourceExhausted(
-                "max_pending_text_calls",
-                f"{MAX_PENDING} texts wait to be tokenized or rendered",
-                RETRY_AFTER_S,
-            )
-        self._num_pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
-        # Counted until the thread is free again, also when the caller has left.
-        future.add_done_callback(self._note_done)
-        return await asyncio.shield(future)
-
-    def _note_done(self, future: asyncio.Future[Result]) -> None:
-        self._num_pending -= 1
-        if not future.cancelled():
-            future.exception()  # seen, also when the caller has left
+        self._threads.close()

@@ -134,6 +134,7 @@ LIMITS = {
     "max_streams": "Generate calls open at once; `--max-streams`.",
     "max_pending_text_calls": "Texts and conversations that are tokenized or rendered, or wait for "
     "it.",
+    "max_pending_constraints": "Constraints that are compiled, or wait for it.",
     "max_health_watches": "Health watches open at once.",
     "tenant_requests": "The tenant's requests that wait or run, one of n choices or beams counting "
     "n; `requests` of its quota. The delay is a guess from how long they took lately.",

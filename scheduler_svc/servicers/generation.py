@@ -11,6 +11,7 @@ import grpc
 
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.admission import Admission, AdmittedRequest, num_sequences_of
+from scheduler_svc.constraint_pool import ConstraintPool
 from scheduler_svc.core.messages import DEFAULT_TENANT
 from scheduler_svc.engine import Engine
 from scheduler_svc.inbox import Abort, StopSequence, Submit
@@ -35,6 +36,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         admission: Admission,
         text_model: TextModel,
         text_pool: TextPool,
+        constraints: ConstraintPool,
         spec: ModelSpec,
         tokens: TokenBook,
         quotas: TenantQuotas,
@@ -46,6 +48,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         self._admission = admission
         self._text_model = text_model
         self._text_pool = text_pool
+        self._constraints = constraints
         self._spec = spec
         self._tokens = tokens
         self._quotas = quotas
@@ -89,9 +92,11 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         lease = self._quotas.enter(tenant, *num_sequences_of(message))
         num_used_tokens = 0
         try:
+            eos_token_ids = self._admission.eos_token_ids(message)
             admitted = self._admission.admit(
                 message,
                 await self._prompt_token_ids(message),
+                constraint=await self._constraints.compile(message, eos_token_ids),
                 tenant=tenant,
                 deadline_s=context.time_remaining(),
             )

@@ -45,6 +45,10 @@ class TextModel:
         return len(self._vocabulary.token_bytes)
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    @property
     def has_chat_template(self) -> bool:
         return self._template is not None
 

@@ -19,6 +19,7 @@ from protos.quire.worker.v1 import worker_pb2
 from shared.codec import PROTOCOL_VERSION, decode_plan, encode_result
 from shared.plan import Candidates, SequenceFailure, SequenceStart, StepPlan, StepResult
 from tests.api.tiny_model import VOCAB_SIZE
+from tests.masks import ids_of
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -60,6 +61,8 @@ class FakeWorker:
     num_host_blocks: int = 0
     hold_after: Callable[[StepPlan], bool] = lambda _: False
     """Once it has answered such a plan it holds, until `release`."""
+    obeys_masks: bool = True
+    """A token that its mask has not is replaced by one that it has."""
     errors: list[str] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
     epoch: int = 0
@@ -214,6 +217,7 @@ class FakeWorker:
             self._states[handle].token_ids.append(token)
         for handle in plan.append_handles:
             self._states[handle].num_blocks += 1
+        masks = dict(zip(plan.masked_handles, plan.masks, strict=True))
         handles: list[int] = []
         token_ids: list[int] = []
         failures: list[SequenceFailure] = []
@@ -234,6 +238,9 @@ class FakeWorker:
                 candidates.append(self._candidates(handle, state))
             elif samples:
                 token = self.next_token(state.token_ids)
+                if handle in masks and self.obeys_masks:
+                    allowed = ids_of(masks[handle])
+                    token = token if token in allowed else allowed[token % len(allowed)]
                 state.token_ids.append(token)
                 handles.append(handle)
                 token_ids.append(token)
