@@ -18,6 +18,14 @@ from cli.connection import (
     TlsCaOption,
     TokenFileOption,
 )
+from cli.constraint_options import (
+    ChoiceOption,
+    GrammarOption,
+    JsonObjectOption,
+    JsonSchemaOption,
+    RegexOption,
+    set_constraint,
+)
 from cli.errors import EXIT_USAGE, CommandError, from_rpc_error
 from cli.sampling_options import (
     MaxTokensOption,
@@ -59,6 +67,11 @@ def generate(
     beams: Annotated[
         int | None, typer.Option(min=2, help="search with so many beams instead of drawing")
     ] = None,
+    json_schema: JsonSchemaOption = None,
+    json_object: JsonObjectOption = False,
+    regex: RegexOption = None,
+    choice: ChoiceOption = None,
+    grammar: GrammarOption = None,
     priority: Annotated[int, typer.Option(help="larger is more important")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object instead of text")
@@ -76,6 +89,14 @@ def generate(
         if request.sampling != inference_pb2.SamplingParams():
             raise CommandError("--beams draws nothing: give no option of sampling", EXIT_USAGE)
         request.beam.CopyFrom(inference_pb2.BeamParams(width=beams, num_return=beams))
+    set_constraint(
+        request,
+        json_schema=json_schema,
+        json_object=json_object,
+        regex=regex,
+        choice=choice,
+        grammar=grammar,
+    )
     if chat:
         request.chat.messages.add(role="user", content=text)
     else:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli import connection
+from protos.quire.inference.v1 import inference_pb2
 from tests.cli.conftest import Quire
 from tests.cli.fake_server import FakeServer
 
@@ -36,6 +37,41 @@ def test_generate_chat_sends_a_conversation(server: FakeServer, quire: Quire) ->
     quire("generate", "--chat", "why?", "--server", server.address)
     (message,) = server.requests[0].chat.messages
     assert (message.role, message.content) == ("user", "why?")
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        (["--json-schema", "FILE"], "json_schema", '{"type": "ünion"}'),
+        (["--json-object"], "json_object", True),
+        (["--regex", "a+"], "regex", "a+"),
+        (["--grammar", "FILE"], "grammar", '{"type": "ünion"}'),
+        (
+            ["--choice", "yes", "--choice", "no"],
+            "choice",
+            inference_pb2.Choices(options=["yes", "no"]),
+        ),
+    ],
+    ids=lambda options: options[0] if isinstance(options, list) else "",
+)
+def test_generate_sends_a_constraint(
+    server: FakeServer, quire: Quire, tmp_path: Path, options: list[str], field: str, value: object
+) -> None:
+    file = tmp_path / "file"
+    file.write_text('{"type": "ünion"}', encoding="utf-8")
+    options = [str(file) if option == "FILE" else option for option in options]
+    quire("generate", "x", *options, "--server", server.address)
+    (request,) = server.requests
+    assert request.WhichOneof("constraint") == field
+    assert getattr(request, field) == value
+
+
+def test_generate_takes_one_constraint_that_it_can_read(server: FakeServer, quire: Quire) -> None:
+    two = quire("generate", "x", "--regex", "", "--choice", "a", "--server", server.address)
+    missing = quire("generate", "x", "--json-schema", "nowhere", "--server", server.address)
+    for ended, text in ((two, "one of"), (missing, "nowhere")):
+        assert ended.code == 2 and text in ended.err
+    assert not server.requests
 
 
 def test_generate_reads_the_prompt_from_standard_input(
