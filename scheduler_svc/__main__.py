@@ -6,6 +6,7 @@ Exit codes: 0 after a graceful stop, 1 after a defect, 2 when flags, files or po
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -23,6 +24,10 @@ from shared.model_files import read_model_spec
 from shared.model_spec import ModelSpec
 
 log = logging.getLogger(__name__)
+
+GC_THRESHOLDS = 20_000, 20, 20
+"""Of the cyclic garbage collector, whose defaults would run it some hundred times a second under
+load; what messages leave behind is freed by reference counts."""
 
 
 async def serve(config: SchedulerServiceConfig, spec: ModelSpec, text_model: TextModel) -> None:
@@ -70,7 +75,11 @@ def main(argv: Sequence[str]) -> int:
         config = parse_config(argv, os.environ)
         logs.setup(config.log_level, config.log_format, "scheduler")
         spec = read_model_spec(config.model_path, config.model_name)
-        uvloop.run(serve(config, spec, TextModel.load(spec)))
+        text_model = TextModel.load(spec)
+        # The vocabulary and the modules stay for good: no collection need look at them.
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        uvloop.run(serve(config, spec, text_model))
     except QuireError as error:
         sys.stderr.write(f"quire scheduler: {error}\n")
         return 2

@@ -11,7 +11,10 @@ from shared.ids import RequestId
 
 
 class RequestSink(Protocol):
-    """Where a request's front hears of it. Neither call may block."""
+    """Where a request's front hears of it. No call may block."""
+
+    def append(self, sequence_index: int, token_id: int, now: float) -> None:
+        """Takes the next token of a sequence: the request's part of a TokensStep."""
 
     def deliver(self, event: RequestEvent, now: float) -> None:
         """Takes an event of this request, in order."""

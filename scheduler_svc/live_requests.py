@@ -15,7 +15,6 @@ from scheduler_svc.core.messages import (
     RequestFailed,
     RequestRecovered,
     SequenceFinished,
-    TokensAppended,
     TokensStep,
 )
 from scheduler_svc.core.scheduler import Scheduler
@@ -89,27 +88,30 @@ class LiveRequests:
         """Hands events to their sinks."""
         for event in events:
             if isinstance(event, TokensStep):
-                for (request_id, index), token_id in zip(
-                    event.sequences, event.token_ids, strict=True
-                ):
-                    self._deliver(TokensAppended(request_id, index, (token_id,)), now)
+                self._deliver_tokens(event, now)
             else:
                 self._deliver(event, now)
 
+    def _deliver_tokens(self, step: TokensStep, now: float) -> None:
+        live_requests = self._live
+        for (request_id, index), token_id in zip(step.sequences, step.token_ids, strict=True):
+            live = live_requests.get(request_id)
+            if live is None:
+                continue  # it ended earlier in this turn
+            try:
+                live.sink.append(index, token_id, now)
+            except Exception:
+                self._break(request_id)
+
     def _deliver(self, event: RequestEvent, now: float) -> None:
-        """Hands an event to its sink; a sink's error ends its own request alone."""
+        """Hands an event to its sink."""
         live = self._live.get(event.request_id)
         if live is None:
             return  # it ended earlier in this turn
         try:
             live.sink.deliver(event, now)
         except Exception:
-            log_id = secrets.token_hex(8)
-            log.exception("request %r broke its stream; log id %s", event.request_id, log_id)
-            self._counters["requests_broken"] += 1
-            self._remove(event.request_id).sink.fail(
-                Aborted(f"the request failed inside the server; log id {log_id}")
-            )
+            self._break(event.request_id)
             return
         if isinstance(event, SequenceFinished):
             live.num_open_sequences -= 1
@@ -121,6 +123,15 @@ class LiveRequests:
             del self._live[event.request_id]
         elif isinstance(event, RequestRecovered):
             self._counters["requests_recovered"] += 1
+
+    def _break(self, request_id: RequestId) -> None:
+        """A sink's error, which is being handled, ends its own request alone."""
+        log_id = secrets.token_hex(8)
+        log.exception("request %r broke its stream; log id %s", request_id, log_id)
+        self._counters["requests_broken"] += 1
+        self._remove(request_id).sink.fail(
+            Aborted(f"the request failed inside the server; log id {log_id}")
+        )
 
     def _remove(self, request_id: RequestId) -> _LiveRequest:
         self._scheduler.abort(request_id)

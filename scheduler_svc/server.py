@@ -223,7 +223,15 @@ def _new_server(tokens: TokenBook, max_calls: int) -> grpc.aio.Server:
     if len(tokens):
         interceptors.insert(0, AuthInterceptor(tokens))
     return grpc.aio.server(
-        interceptors=interceptors, options=_GRPC_OPTIONS, maximum_concurrent_rpcs=max_calls
+        interceptors=interceptors,
+        options=(
+            *_GRPC_OPTIONS,
+            # Calls that come faster than they are taken: past 1,000, its default, gRPC would end
+            # them at random with CANCELLED, which no client retries.
+            ("grpc.server.max_pending_requests", 2 * max_calls),
+            ("grpc.server.max_pending_requests_hard_limit", 4 * max_calls),
+        ),
+        maximum_concurrent_rpcs=max_calls,
     )
 
 

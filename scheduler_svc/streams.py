@@ -1,16 +1,21 @@
 """One request's stream: from the engine's events to the messages that its client reads.
 
-    engine -- deliver() --> text, stop strings --> buffer --> next_message() --> gRPC
+    engine -- append(), deliver() --> buffer --> text --> next_message() --> gRPC
 
-The buffer merges: deltas that the client has not taken yet become one. A slow reader costs its
-own token ids and text once, never one message per step, and holds nobody up.
+The buffer merges: tokens that the client has not taken yet become one delta, and are decoded
+together. A slow reader costs its own token ids once, never one message per step, and holds nobody
+up. What carries tokens alone waits for its turn among the streams that flow (write_pacer.py);
+everything else is due at once, with all that was appended before it.
+
+A sequence with stop strings is decoded token by token as they come, so that its end is known before
+the next step is planned.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protos.quire.inference.v1 import inference_pb2
@@ -27,6 +32,7 @@ from scheduler_svc.core.messages import (
 )
 from scheduler_svc.failures import error_of_failure
 from scheduler_svc.text.detokenizer import SequenceText
+from scheduler_svc.write_pacer import WritePacer
 from shared.errors import QuireError
 from shared.sampling import BeamParams
 
@@ -44,18 +50,21 @@ class _Delta:
     texts: list[str] = field(default_factory=list)
 
     def message(self) -> inference_pb2.GenerateResponse:
-        return inference_pb2.GenerateResponse(
-            sequence_index=self.sequence_index,
-            delta=inference_pb2.Delta(
-                offset=self.offset, token_ids=self.token_ids, text="".join(self.texts)
-            ),
-        )
+        # Filled in place, which takes half as long as copying a Delta into the response.
+        response = inference_pb2.GenerateResponse(sequence_index=self.sequence_index)
+        delta = response.delta
+        delta.offset = self.offset
+        delta.token_ids.extend(self.token_ids)
+        delta.text = "".join(self.texts)
+        return response
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One sequence of the request."""
+    """One sequence of the request. Only the tokens of its open delta are not decoded yet, and none
+    when it has stop strings."""
 
+    index: int
     text: SequenceText
     num_tokens: int = 0
     """Tokens put into the buffer so far."""
@@ -66,7 +75,8 @@ class _Sequence:
 
 
 class RequestStream:
-    """The sink of one request. `deliver` and `fail` are the engine's, the rest is the front's."""
+    """The sink of one request. `append`, `deliver` and `fail` are the engine's, the rest is the
+    front's."""
 
     def __init__(
         self,
@@ -75,9 +85,11 @@ class RequestStream:
         model_name: str,
         new_text: Callable[[], SequenceText],
         stop_sequence: Callable[[int], None],
+        pacer: WritePacer,
         arrival_s: float,
     ) -> None:
-        """`stop_sequence(index)` tells the engine that a stop string ended a sequence."""
+        """`stop_sequence(index)` tells the engine that a stop string ended a sequence. `pacer` is
+        the one of all streams of the process."""
         self._admitted = admitted
         self._model_name = model_name
         self._stop_sequence = stop_sequence
@@ -87,15 +99,25 @@ class RequestStream:
         self._is_started = False
         self._num_cached_tokens = 0
         request = admitted.request
-        self._sequences = [_Sequence(new_text()) for _ in range(request.num_sequences)]
+        self._sequences = [_Sequence(i, new_text()) for i in range(request.num_sequences)]
+        self._num_open = request.num_sequences
+        """Sequences that have not ended."""
         self._buffer: deque[_Delta | inference_pb2.GenerateResponse] = deque()
         self._error: QuireError | None = None
-        self._readable = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Who waits in next_message, which one task at a time calls."""
+        self._num_due = 0
+        """How many items at the head of the buffer are to be written now."""
+        self._is_held = False
+        """Whether the pacer wakes this stream when its turn comes."""
+        self._pacer = pacer
+        self._next_write_s = 0.0
+        self._counted_in = -1
 
     @property
     def is_ended(self) -> bool:
         """Whether the engine has said its last word on this request."""
-        return self._error is not None or all(s.is_finished for s in self._sequences)
+        return self._error is not None or self._num_open == 0
 
     @property
     def num_used_tokens(self) -> int:
@@ -114,31 +136,55 @@ class RequestStream:
 
         Raises the error that ended the request, once everything before it is taken.
         """
-        while not self._buffer:
+        while self._num_due == 0:
             if self._error is not None:
                 raise self._error
             if self.is_ended:
                 return None
-            self._readable.clear()
-            await self._readable.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         item = self._buffer.popleft()
+        self._num_due -= 1
         if not isinstance(item, _Delta):
             return item
-        sequence = self._sequences[item.sequence_index]
-        if sequence.open_delta is item:
-            sequence.open_delta = None
+        self._close_delta(item)
+        self._next_write_s = self._pacer.note_write(self._counted_in, len(self._sequences))
+        self._counted_in = self._pacer.window
+        if self._num_due == 0 and self._buffer:
+            self._hold()
         return item.message()
 
     def fail(self, error: QuireError) -> None:
         """The request ended by an error."""
         self._error = error
-        self._readable.set()
+        self._make_due()
+
+    def append(self, sequence_index: int, token_id: int, now: float) -> None:
+        """Takes the next token of a sequence; every token of every step comes through here."""
+        sequence = self._sequences[sequence_index]
+        if sequence.stop_string is not None:
+            return  # overshoot: computed before the engine heard of the stop
+        if self._first_token_s is None:
+            self._first_token_s = now
+        delta = sequence.open_delta
+        if delta is None or len(delta.token_ids) >= MAX_DELTA_TOKENS:
+            delta = self._open_delta(sequence)
+        delta.token_ids.append(token_id)
+        sequence.num_tokens += 1
+        if sequence.text.has_stop_strings:
+            self._look_for_stop(sequence, delta, token_id)
+        if self._num_due == 0 and not self._is_held:
+            if now >= self._next_write_s:
+                self._make_due()
+            else:
+                self._hold()
 
     def deliver(self, event: RequestEvent, now: float) -> None:
         """Takes an event of this request, in order."""
         match event:
             case TokensAppended():
-                self._append(event, now)
+                for token_id in event.token_ids:
+                    self.append(event.sequence_index, token_id, now)
             case RequestStarted():
                 self._start(event)
             case SequenceFinished():
@@ -147,7 +193,28 @@ class RequestStream:
                 self._recover()
             case RequestFailed():
                 self._error = error_of_failure(event)
-        self._readable.set()
+        self._make_due()
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    def _make_due(self) -> None:
+        """All that is in the buffer is to be written now."""
+        self._num_due = len(self._buffer)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def _hold(self) -> None:
+        """What is in the buffer is due when it is this stream's turn."""
+        if not self._is_held:
+            self._is_held = True
+            self._pacer.hold(self._next_write_s, self._release)
+
+    def _release(self) -> None:
+        self._is_held = False
+        self._make_due()
+
+    # -- events ---------------------------------------------------------------------------------
 
     def _start(self, event: RequestStarted) -> None:
         self._is_started = True
@@ -167,23 +234,11 @@ class RequestStream:
             started.beam.CopyFrom(_beam_in_force(request.beam))
         self._buffer.append(inference_pb2.GenerateResponse(started=started))
 
-    def _append(self, event: TokensAppended, now: float) -> None:
-        sequence = self._sequences[event.sequence_index]
-        if sequence.stop_string is not None:
-            return  # overshoot: computed before the engine heard of the stop
-        if self._first_token_s is None:
-            self._first_token_s = now
-        delta = sequence.text.append(event.token_ids)
-        kept = event.token_ids[: delta.num_tokens_kept]
-        self._buffer_delta(event.sequence_index, kept, delta.text)
-        if delta.stop_string is not None:
-            sequence.stop_string = delta.stop_string
-            self._stop_sequence(event.sequence_index)
-
     def _finish(self, event: SequenceFinished, now: float) -> None:
         index = event.sequence_index
         sequence = self._sequences[index]
         sequence.is_finished = True
+        self._num_open -= 1
         if self._first_token_s is None:
             self._first_token_s = now
         reason, num_output_tokens = event.reason, event.num_output_tokens
@@ -191,7 +246,7 @@ class RequestStream:
             # Whatever the core saw in that step or later, the text ended here.
             reason, num_output_tokens = FinishReason.STOP_STRING, sequence.num_tokens
         else:
-            self._buffer_delta(index, (), sequence.text.flush())
+            self._flush_text(sequence)
         if reason is FinishReason.MAX_TOKENS and self._admitted.is_bounded_by_context:
             reason = FinishReason.CONTEXT_LIMIT
         finished = inference_pb2.Finished(
@@ -215,25 +270,48 @@ class RequestStream:
 
     def _recover(self) -> None:
         """Deltas after a recovery start a new message, so that it shows where it happened."""
-        for index, sequence in enumerate(self._sequences):
+        for sequence in self._sequences:
             if not sequence.is_finished:
-                sequence.open_delta = None
+                self._close_delta(sequence.open_delta)
                 recovered = inference_pb2.Recovered(offset=sequence.num_tokens)
                 self._buffer.append(
-                    inference_pb2.GenerateResponse(sequence_index=index, recovered=recovered)
+                    inference_pb2.GenerateResponse(
+                        sequence_index=sequence.index, recovered=recovered
+                    )
                 )
 
-    def _buffer_delta(self, index: int, token_ids: Sequence[int], text: str) -> None:
-        if not token_ids and not text:
+    # -- deltas ---------------------------------------------------------------------------------
+
+    def _open_delta(self, sequence: _Sequence) -> _Delta:
+        self._close_delta(sequence.open_delta)
+        delta = sequence.open_delta = _Delta(sequence.index, sequence.num_tokens)
+        self._buffer.append(delta)
+        return delta
+
+    def _close_delta(self, delta: _Delta | None) -> None:
+        """Nothing more is merged into `delta`; decodes it. A closed one stays as it is."""
+        if delta is None:
             return
-        sequence = self._sequences[index]
+        sequence = self._sequences[delta.sequence_index]
+        if sequence.open_delta is delta:
+            sequence.open_delta = None
+            if not sequence.text.has_stop_strings:
+                delta.texts.append(sequence.text.append(delta.token_ids).text)
+
+    def _look_for_stop(self, sequence: _Sequence, delta: _Delta, token_id: int) -> None:
+        found = sequence.text.append((token_id,))
+        delta.texts.append(found.text)
+        if found.stop_string is not None:
+            sequence.stop_string = found.stop_string
+            self._stop_sequence(sequence.index)
+
+    def _flush_text(self, sequence: _Sequence) -> None:
+        """The text that was held back joins the last delta, or is one by itself."""
         delta = sequence.open_delta
-        if delta is None or len(delta.token_ids) >= MAX_DELTA_TOKENS:
-            delta = sequence.open_delta = _Delta(index, sequence.num_tokens)
-            self._buffer.append(delta)
-        delta.token_ids.extend(token_ids)
-        delta.texts.append(text)
-        sequence.num_tokens += len(token_ids)
+        self._close_delta(delta)
+        text = sequence.text.flush()
+        if text:
+            (delta or self._open_delta(sequence)).texts.append(text)
 
 
 def _sampling_in_force(request: NewRequest) -> inference_pb2.SamplingParams:

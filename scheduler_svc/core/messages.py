@@ -145,8 +145,7 @@ class RequestStarted:
 
 @dataclass(frozen=True, slots=True)
 class TokensAppended:
-    """Tokens of one sequence: its part of one or more TokensStep, in order, as the shell hands it
-    to the request's front, or the whole answer of a beam search, as the core gives it."""
+    """The whole answer of a beam search."""
 
     request_id: RequestId
     sequence_index: int

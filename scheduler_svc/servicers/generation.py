@@ -20,6 +20,7 @@ from scheduler_svc.servicers.auth import TokenBook
 from scheduler_svc.streams import RequestStream
 from scheduler_svc.text.tokenizer import TextModel
 from scheduler_svc.text_pool import TextPool
+from scheduler_svc.write_pacer import WritePacer
 from shared.errors import ResourceExhausted
 from shared.ids import RequestId
 from shared.model_spec import ModelSpec
@@ -54,6 +55,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         self._quotas = quotas
         self._max_streams = max_streams
         self._clock = clock
+        self._pacer = WritePacer(clock)
         self._num_streams = 0
         self._no_streams = asyncio.Event()
         self._no_streams.set()
@@ -130,6 +132,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
             stop_sequence=lambda index: self._engine.post(
                 StopSequence(request.request_id, index, stream)
             ),
+            pacer=self._pacer,
             arrival_s=arrival_s,
         )
         self._engine.post(Submit(request, stream))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from scheduler_svc.text.stop_strings import StopStringMatcher
 
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 MAX_PARTIAL_BYTES = 3  # of a character of four
 
 
@@ -50,19 +49,23 @@ class SequenceText:
         sequence without a prompt, whose text starts at its first token."""
         self._token_bytes = token_bytes
         self._skipped_ids = skipped_ids
-        self._decoder = _Utf8Decoder("replace")
+        self._partial = b""
+        """The start of a character whose rest has not come."""
         self._prompt_rest = self._partial_character(prompt_token_ids)
         """Bytes of the prompt that wait for the rest of their character."""
         self._strips_space = strips_leading_space and not prompt_token_ids
         self._matcher = StopStringMatcher(stop_strings)
+        self.has_stop_strings = bool(stop_strings)
         self._is_stopped = False
 
     def append(self, token_ids: Sequence[int]) -> TextDelta:
         """Take the next tokens. After a stop string was found nothing may be appended."""
+        if not self.has_stop_strings:
+            return TextDelta(self._decode(token_ids), None, len(token_ids))
         assert not self._is_stopped
         texts: list[str] = []
         for num_tokens, token_id in enumerate(token_ids, start=1):
-            text, match = self._matcher.append(self._decode(token_id))
+            text, match = self._matcher.append(self._decode((token_id,)))
             texts.append(text)
             if match is not None:
                 self._is_stopped = True
@@ -75,11 +78,13 @@ class SequenceText:
         if self._is_stopped:
             return ""
         held = self._matcher.flush()
-        return held + self._decoder.decode(b"", final=True)
+        rest, self._partial = self._partial.decode("utf-8", "replace"), b""
+        return held + rest
 
-    def _decode(self, token_id: int) -> str:
-        """The text that became certain by a token."""
-        data = b"" if token_id in self._skipped_ids else self._token_bytes[token_id]
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain by some tokens."""
+        token_bytes, skipped_ids = self._token_bytes, self._skipped_ids
+        data = b"".join([token_bytes[i] for i in token_ids if i not in skipped_ids])
         if not data:
             return ""
         if self._prompt_rest:
@@ -89,7 +94,10 @@ class SequenceText:
         if self._strips_space:
             data = data.removeprefix(b" ")
             self._strips_space = False
-        return self._decoder.decode(data)
+        data = self._partial + data
+        text, num_decoded = codecs.utf_8_decode(data, "replace", False)
+        self._partial = data[num_decoded:]
+        return text
 
     def _partial_character(self, token_ids: Sequence[int]) -> bytes:
         """The bytes at the end of `token_ids` that start a character and do not end it."""

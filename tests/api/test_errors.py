@@ -308,12 +308,15 @@ async def test_a_defect_of_one_call_tells_the_client_a_log_id_alone(
         with monkeypatch.context() as patch:
             broken = "scheduler_svc.text.detokenizer.SequenceText.append"
             patch.setattr(broken, lambda *_: 1 / 0)
-            aborted = await error_of(served.generation.Generate(request()))
+            # Decoded as they come where there are stop strings, else when they are written.
+            aborted = await error_of(served.generation.Generate(request(stop=("never",))))
+            unwritten = await error_of(served.generation.Generate(request()))
         assert (await answer(served, request())).kinds == ["started", "delta", "finished"]
         await served.wait_idle()
     assert internal.code() is grpc.StatusCode.INTERNAL
+    assert unwritten.code() is grpc.StatusCode.INTERNAL
     assert aborted.code() is grpc.StatusCode.ABORTED
-    for error in (internal, aborted):
+    for error in (internal, unwritten, aborted):
         log_id = error.details().rpartition(" ")[2]
         assert log_id in caplog.text
         assert "ZeroDivisionError" not in error.details()

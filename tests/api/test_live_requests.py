@@ -17,6 +17,9 @@ class Sink:
     def __init__(self) -> None:
         self.events: list[RequestEvent] = []
 
+    def append(self, sequence_index: int, token_id: int, now: float) -> None:
+        raise AssertionError("no step ran")
+
     def deliver(self, event: RequestEvent, now: float) -> None:
         self.events.append(event)
 

@@ -9,10 +9,10 @@ from scheduler_svc.core.messages import (
     RequestRecovered,
     RequestStarted,
     SequenceFinished,
-    TokensAppended,
 )
 from scheduler_svc.streams import MAX_DELTA_TOKENS, RequestStream
 from scheduler_svc.text.tokenizer import TextModel
+from scheduler_svc.write_pacer import WritePacer
 from shared.errors import Unavailable
 from shared.ids import ReplicaId, RequestId
 from shared.sampling import SamplingParams
@@ -20,20 +20,23 @@ from shared.sampling import SamplingParams
 ID = RequestId("r")
 
 
-def new_stream(text_model: TextModel, *, num_sequences: int = 1) -> RequestStream:
+def new_stream(
+    text_model: TextModel, *, num_sequences: int = 1, pacer: WritePacer | None = None
+) -> RequestStream:
     request = NewRequest(ID, (1, 2), SamplingParams(), 10_000, num_sequences=num_sequences)
     return RequestStream(
         AdmittedRequest(request, ID, (), is_bounded_by_context=False),
         model_name="tiny",
         new_text=lambda: text_model.stream((1, 2), ()),
         stop_sequence=lambda _: None,
+        pacer=pacer or WritePacer(),
         arrival_s=0.0,
     )
 
 
 def deliver_tokens(stream: RequestStream, num_tokens: int, index: int = 0) -> None:
     for _ in range(num_tokens):
-        stream.deliver(TokensAppended(ID, index, (97,)), 1.0)
+        stream.append(index, 97, 1.0)
 
 
 def finish(stream: RequestStream, num_output_tokens: int, index: int = 0) -> None:
