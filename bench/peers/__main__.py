@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.peers import llama_server, openvino, quire
+from bench.peers import llama_server, openvino, quire, vllm
 from bench.peers.engine import EngineFailed, Setup, Start
 from bench.peers.measure import measure
 from bench.peers.results import Results
@@ -30,6 +30,7 @@ ENGINES: dict[str, Start] = {
     "quire": quire.start,
     "llama-server": llama_server.start,
     "openvino": openvino.start,
+    "vllm": vllm.start,
 }
 CACHE = Path.home() / ".cache" / "quire"
 
@@ -67,7 +68,8 @@ def main(
     about = f"{model.name}, CPU threads: {threads}, medians of rounds: {rounds}"
     figures = results.write(out, about)
     _show(console, list(results.rows()), about)
-    _draw(peers, figures)
+    if results.medians():
+        _draw(peers, figures)
 
 
 def _measure(console: Console, results: Results, turn: str, engine: str, setup: Setup) -> None:

@@ -19,7 +19,7 @@ Send = Callable[[str, int, float], Awaitable[Trace]]
 """(prompt, max_tokens, due_s) streams one greedy answer of exactly max_tokens. Never raises for a
 refused or broken request; that stands in the trace."""
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.1
 

