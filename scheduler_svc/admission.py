@@ -13,9 +13,11 @@ from scheduler_svc.core.constraint import TokenConstraint
 from scheduler_svc.core.messages import DEFAULT_TENANT, NewRequest
 from scheduler_svc.tenancy import Tenancy
 from shared.errors import InvalidArgument, NotFound
+from shared.ids import RequestId
 from shared.model_spec import ModelSpec
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 
+DEFAULT_DETACH_TTL_S = 60
 GREEDY = SamplingParams(temperature=0.0)
 """What a beam search has in place of sampling parameters: it draws nothing."""
 
@@ -56,6 +58,8 @@ class Limits:
     """Options of `choice`."""
     max_priority: int = 100
     """Priorities lie in [-max_priority, max_priority]."""
+    max_detach_ttl_s: int = 3600
+    """Seconds for which a detached request can be attached to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class AdmittedRequest:
     stop_strings: tuple[str, ...]
     is_bounded_by_context: bool
     """The context ends the request before the client's max_tokens would."""
+    detach_ttl_s: float | None = None
+    """How long it can be attached to while no call streams it; None: it ends with its call."""
 
 
 class Admission:
@@ -106,6 +112,7 @@ class Admission:
         if not -limits.max_priority <= message.priority <= limits.max_priority:
             bound = limits.max_priority
             raise InvalidArgument("priority", f"{message.priority} is not in [-{bound}, {bound}]")
+        self._check_detach(message)
         self._check_prompt(message)
         self._check_sampling(_resolved_sampling(message.sampling))
         self._check_choices(message.sampling)
@@ -118,6 +125,16 @@ class Admission:
     def eos_token_ids(self, message: inference_pb2.GenerateRequest) -> frozenset[int]:
         """Tokens that end a text of the model, unless the client ignores them."""
         return frozenset(() if message.stopping.ignore_eos else self._spec.eos_token_ids)
+
+    def check_attach(
+        self, message: inference_pb2.AttachRequest, tenant: str
+    ) -> tuple[RequestId, inference_pb2.DisconnectPolicy]:
+        """Which request a tenant's call takes up, and what is to become of it when the call ends;
+        raises InvalidArgument."""
+        _check_bytes("request_id", message.request_id, self._limits.max_request_id_bytes)
+        _check_policy(message.disconnect)
+        policy = message.disconnect or inference_pb2.DISCONNECT_POLICY_DETACH
+        return self._tenancy.request_id(tenant, message.request_id), policy
 
     def admit(
         self,
@@ -142,6 +159,7 @@ class Admission:
         asked = stopping.max_tokens if stopping.HasField("max_tokens") else None
         max_tokens = room if asked is None else min(asked, room)
         beam = _resolved_beam(message.beam) if message.HasField("beam") else None
+        is_detachable = message.disconnect == inference_pb2.DISCONNECT_POLICY_DETACH
         client_id = message.request_id or secrets.token_hex(16)
         request = NewRequest(
             request_id=self._tenancy.request_id(tenant, client_id),
@@ -156,7 +174,8 @@ class Admission:
             constraint=constraint,
             priority=message.priority,
             queue_timeout_s=message.queue_timeout_ms / 1000 or None,
-            deadline_s=deadline_s,
+            # The deadline of a call is that of its request, unless the request outlives the call.
+            deadline_s=None if is_detachable else deadline_s,
             tenant=tenant,
             cache_salt=self._tenancy.cache_salt(tenant, message.cache_salt),
             bypass_prefix_cache=message.bypass_prefix_cache,
@@ -166,6 +185,7 @@ class Admission:
             client_id=client_id,
             stop_strings=tuple(stopping.stop_strings),
             is_bounded_by_context=asked is None or asked > room,
+            detach_ttl_s=(message.detach_ttl_s or DEFAULT_DETACH_TTL_S) if is_detachable else None,
         )
 
     def _check_prompt(self, message: inference_pb2.GenerateRequest) -> None:
@@ -217,6 +237,13 @@ class Admission:
                 raise InvalidArgument(f"{field}.messages", f"over {limit} bytes in all")
             if not message.role:
                 raise InvalidArgument(f"{field}.messages[{index}].role", "the role is empty")
+
+    def _check_detach(self, message: inference_pb2.GenerateRequest) -> None:
+        _check_policy(message.disconnect)
+        if message.disconnect == inference_pb2.DISCONNECT_POLICY_DETACH:
+            _require_field("detach_ttl_s", message.detach_ttl_s, 0, self._limits.max_detach_ttl_s)
+        elif message.detach_ttl_s:
+            raise InvalidArgument("detach_ttl_s", "the request is not to be detached")
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         # NaN fails every comparison, so each line says what must hold.
@@ -302,6 +329,11 @@ def _require_range(name: str, value: float, range_text: str, lowest: float, high
 def _require_field(field: str, value: float, lowest: float, highest: float) -> None:
     if not lowest <= value <= highest:
         raise InvalidArgument(field, f"{value:g} is not in [{lowest:g}, {highest:g}]")
+
+
+def _check_policy(policy: inference_pb2.DisconnectPolicy) -> None:
+    if policy not in inference_pb2.DisconnectPolicy.values():
+        raise InvalidArgument("disconnect", f"{policy} is unknown")
 
 
 def _check_bytes(field: str, text: str, limit: int) -> None:

@@ -54,7 +54,10 @@ class SchedulerServiceConfig:
     listen: str = "127.0.0.1:50051"
     admin_listen: str = "127.0.0.1:50052"
     max_streams: int = 4096
-    """Generate calls open at once; further ones get RESOURCE_EXHAUSTED."""
+    """Generate and Attach calls open at once; further ones get RESOURCE_EXHAUSTED."""
+    max_detached_tokens: int = 1 << 20
+    """Tokens, of prompts and answers, whose events may be kept for requests that may be detached;
+    each takes some hundred bytes at most."""
     record: Path | None = None
     """A new file for all that goes into the core, prompts included; None records nothing."""
     shutdown_grace_s: float = 30.0
@@ -75,7 +78,8 @@ _SERVER_FLAGS = (
     Flag("--model-name", str, None, "the model's name for clients; default: the file's"),
     Flag("--listen", str, "127.0.0.1:50051", "host:port of the gRPC API"),
     Flag("--admin-listen", str, "127.0.0.1:50052", "host:port of the operator's API"),
-    Flag("--max-streams", positive_int, 4096, "Generate calls open at once"),
+    Flag("--max-streams", positive_int, 4096, "Generate and Attach calls open at once"),
+    Flag("--max-detached-tokens", positive_int, 1 << 20, "tokens of requests that may be detached"),
     Flag("--quota-file", Path, None, "tenants' quotas; a line is TENANT LIMIT=NUMBER ..."),
     Flag(
         "--shutdown-grace-s", non_negative_float, 30.0, "seconds that streams may take at the end"
@@ -109,6 +113,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
         listen=args.listen,
         admin_listen=args.admin_listen,
         max_streams=args.max_streams,
+        max_detached_tokens=args.max_detached_tokens,
         shutdown_grace_s=args.shutdown_grace_s,
         log_level=args.log_level,
         log_format=args.log_format,

@@ -121,6 +121,7 @@ class SchedulerServer:
             self._tokens,
             TenantQuotas(config.quotas or QuotaConfig()),
             max_streams=config.max_streams,
+            max_detached_tokens=config.max_detached_tokens,
         )
         self._tokenizer = TokenizerServicer(admission, self._text_pool)
         self._model = ModelServicer(admission, spec, has_chat_template=text_model.has_chat_template)
@@ -150,7 +151,9 @@ class SchedulerServer:
             [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], api
         )
         admin = _new_server(self._admin_tokens, OTHER_CALLS)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), admin)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(self.engine, self._generation), admin
+        )
         reflection.enable_server_reflection(
             [_full_name(admin_pb2, "AdminService"), reflection.SERVICE_NAME], admin
         )
@@ -193,6 +196,7 @@ class SchedulerServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._generation.close()
         self._text_pool.close()
         self._constraints.close()
         self._link.close()

@@ -10,6 +10,7 @@ from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.views import ReplicaView, RequestView
 from scheduler_svc.engine import Engine
+from scheduler_svc.servicers.generation import GenerationServicer
 from shared.errors import NotFound
 from shared.ids import RequestId
 
@@ -17,8 +18,9 @@ from shared.ids import RequestId
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Runs on the engine's loop, so that each call sees one moment."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, generation: GenerationServicer) -> None:
         self._engine = engine
+        self._generation = generation
 
     async def GetEngineState(  # noqa: N802
         self, _request: admin_pb2.GetEngineStateRequest, _context: grpc.aio.ServicerContext
@@ -38,6 +40,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             replicas=[self._replica_state(view) for view in scheduler.replicas()],
             admission_paused=engine.is_paused,
             counters=counters,
+            num_streams=self._generation.num_streams,
+            num_detachable=self._generation.num_detachable,
         )
 
     def _replica_state(self, view: ReplicaView) -> admin_pb2.ReplicaState:

@@ -65,9 +65,9 @@ ERRORS = (
         AlreadyExists,
         grpc.StatusCode.ALREADY_EXISTS,
         (ErrorInfo,),
-        "A request with this `request_id` lives; it is left alone.",
-        "Take another id, or leave it empty. After a retry the first try may still live: it ends "
-        "when the server sees that its client is gone.",
+        "A request with this `request_id` lives, or can be attached to; it is left alone.",
+        "Attach to it, if it may be detached. Otherwise take another id, or leave it empty. After "
+        "a retry the first try may still live, until the server sees that its client is gone.",
     ),
     ErrorRow(
         ResourceExhausted,
@@ -106,8 +106,8 @@ ERRORS = (
         grpc.StatusCode.ABORTED,
         (ErrorInfo,),
         "The request failed by itself: on its worker, on several workers that were lost with it, "
-        "or in the server (a log id is in the message).",
-        "Try once again. If it fails again, the request is the cause: report it.",
+        "or in the server (a log id is in the message). Or another call has attached to it.",
+        "Try once again, unless you attached elsewhere. If it fails again, report it.",
     ),
     ErrorRow(
         None,
@@ -131,7 +131,9 @@ ROW_OF = {row.error: row for row in ERRORS if row.error is not None}
 LIMITS = {
     "max_waiting": "Sequences that wait (a request of n choices counts n); `--max-waiting`.",
     "max_waiting_tokens": "Prompt tokens that wait; `--max-waiting-tokens`.",
-    "max_streams": "Generate calls open at once; `--max-streams`.",
+    "max_streams": "Generate and Attach calls open at once; `--max-streams`.",
+    "max_detached_tokens": "Tokens of requests that can be attached to, prompts and most of "
+    "their answers; `--max-detached-tokens`.",
     "max_pending_text_calls": "Texts and conversations that are tokenized or rendered, or wait for "
     "it.",
     "max_pending_constraints": "Constraints that are compiled, or wait for it.",

@@ -78,6 +78,8 @@ class FakeWorker:
         self._step = 0
         self._may_step = asyncio.Event()
         self._may_step.set()
+        self.held = asyncio.Event()
+        """Set while it holds."""
         self._is_mute = False
         self._interval_s = 0.1
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,9 +134,11 @@ class FakeWorker:
     def hold(self) -> None:
         """Plans are taken and not answered until `release`."""
         self._may_step.clear()
+        self.held.set()
 
     def release(self) -> None:
         self._may_step.set()
+        self.held.clear()
 
     def mute(self) -> None:
         """No heartbeat and no answer any more, as a stopped process."""

@@ -50,6 +50,10 @@ class Served:
         answer = await self.health.Check(health_pb2.HealthCheckRequest())
         return int(answer.status)
 
+    async def state(self) -> admin_pb2.GetEngineStateResponse:
+        """What the operator sees."""
+        return await self.admin.GetEngineState(admin_pb2.GetEngineStateRequest())
+
     async def wait_status(self, status: int) -> None:
         """Returns when the health of the whole server is `status`."""
         async for answer in self.health.Watch(health_pb2.HealthCheckRequest()):
@@ -65,7 +69,7 @@ class Served:
         """Returns when nothing runs, waits, is on its way, or holds a block."""
         is_idle = False
         while not is_idle:
-            state = await self.admin.GetEngineState(admin_pb2.GetEngineStateRequest())
+            state = await self.state()
             is_idle = state.num_waiting + state.num_running + state.num_swapped == 0 and all(
                 replica.num_steps_in_flight == 0
                 and replica.num_free_blocks + replica.num_cached_blocks == replica.num_blocks
@@ -81,6 +85,7 @@ async def serving(
     listen: str = "127.0.0.1:0",
     security: SecurityConfig | None = None,
     max_streams: int = 100,
+    max_detached_tokens: int = 1 << 20,
     core: SchedulerConfig | None = None,
     quotas: QuotaConfig | None = None,
     record: Path | None = None,
@@ -93,6 +98,7 @@ async def serving(
             listen=listen,
             admin_listen="127.0.0.1:0",
             max_streams=max_streams,
+            max_detached_tokens=max_detached_tokens,
             security=security or SecurityConfig(),
             core=core or SchedulerConfig(),
             quotas=quotas,
@@ -191,8 +197,18 @@ class OpenStream:
     def __init__(
         self, served: Served, message: inference_pb2.GenerateRequest, metadata: Any = None
     ) -> None:
-        self._call = served.generation.Generate(message, metadata=metadata)
-        self._iterator = self._call.__aiter__()
+        self._open(served.generation.Generate(message, metadata=metadata))
+
+    @classmethod
+    def of(cls, call: Any) -> OpenStream:
+        """The stream of a call that was made already."""
+        stream = cls.__new__(cls)
+        stream._open(call)
+        return stream
+
+    def _open(self, call: Any) -> None:
+        self._call = call
+        self._iterator = call.__aiter__()
         self._responses: list[inference_pb2.GenerateResponse] = []
 
     async def read(self) -> inference_pb2.GenerateResponse:

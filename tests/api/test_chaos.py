@@ -23,6 +23,7 @@ from shared.model_spec import ModelSpec
 from tests.api.fake_worker import continuation, joined, letter_after
 from tests.api.serving import Answer, Served, answer, request, serving
 
+DETACH = inference_pb2.DISCONNECT_POLICY_DETACH
 COUNT = int(os.environ.get("QUIRE_CHAOS", "60"))
 SEED = int(os.environ.get("QUIRE_CHAOS_SEED", "0"))
 NUM_AT_ONCE = 24
@@ -67,18 +68,22 @@ class Crowd:
         """One client; its way is drawn before it begins, so that a seed is one crowd."""
         rng = self.rng
         message = self.message(number)
-        way = rng.choice(("stay", "cancel", "cancel", "deadline", "disconnect", "dawdle"))
+        way = rng.choice(("stay", "cancel", "deadline", "disconnect", "dawdle", "detach", "detach"))
         patience, rest_s = rng.choice((0, 1, 1, 2, 5)), rng.choice((0.0, 0.02, 0.1))
         timeout_s = rng.choice((0.001, 0.02, 0.1, 0.4)) if way == "deadline" else None
         options = [("grpc.use_local_subchannel_pool", 1)]
+        if way == "detach":
+            message.request_id, message.disconnect = f"client {number}", DETACH
+            message.detach_ttl_s = 1
+        returns = rng.random() < 0.5
+        responses: list[inference_pb2.GenerateResponse] = []
         async with grpc.aio.insecure_channel(self.served.server.address, options) as channel:
             stub = inference_pb2_grpc.GenerationServiceStub(channel)
             call = stub.Generate(message, timeout=timeout_s)
-            responses = []
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
                     responses.append(response)
-                    if len(responses) > patience and way == "cancel":
+                    if len(responses) > patience and way in ("cancel", "detach"):
                         call.cancel()
                     elif len(responses) > patience and way == "disconnect":
                         await channel.close()
@@ -87,11 +92,20 @@ class Crowd:
             except grpc.aio.AioRpcError as error:
                 assert error.code() in EXPECTED, error
                 self.outcomes[f"{way} {error.code().name}"] += 1
+                return
             except (asyncio.CancelledError, grpc.aio.UsageError):
-                self.outcomes[f"{way} left"] += 1
-            else:
-                self.outcomes["ended"] += 1
-                check_answer(message, Answer(responses))
+                if way != "detach" or not returns:
+                    self.outcomes[f"{way} left"] += 1
+                    return
+                after = responses[-1].event_number
+                attach = inference_pb2.AttachRequest(
+                    request_id=message.request_id, after_event=after
+                )
+                responses += [response async for response in stub.Attach(attach)]
+                assert [r.event_number for r in responses] == list(range(1, len(responses) + 1))
+                self.outcomes["detach returned"] += 1
+        self.outcomes["ended"] += 1
+        check_answer(message, Answer(responses))
 
 
 def check_answer(message: inference_pb2.GenerateRequest, got: Answer) -> None:
@@ -135,6 +149,8 @@ async def test_a_crowd_leaves_nothing_behind(spec: ModelSpec, text_model: TextMo
                     await crowd.client(number)
 
             await asyncio.gather(*(client(number) for number in range(COUNT)))
+            while (await served.state()).num_detachable:
+                await asyncio.sleep(0.05)
             await served.wait_live(0)
             await served.wait_idle()
             served.server.engine.scheduler.check_invariants()

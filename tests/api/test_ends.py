@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.quire.admin.v1 import admin_pb2
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.core.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.text.tokenizer import TextModel
@@ -113,7 +112,7 @@ async def swapped(
     leaver = Leaver.ask(served, request("l" * 40, max_tokens=60), timeout_s)
     await served.wait_live(2)
     worker.release()
-    while (await served.admin.GetEngineState(admin_pb2.GetEngineStateRequest())).num_swapped == 0:
+    while (await served.state()).num_swapped == 0:
         await served.status()
     return leaver, other
 

@@ -23,7 +23,7 @@ class GetEngineStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetEngineStateResponse(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_swapped", "replicas", "admission_paused", "counters")
+    __slots__ = ("num_waiting", "num_running", "num_swapped", "replicas", "admission_paused", "counters", "num_streams", "num_detachable")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -37,13 +37,17 @@ class GetEngineStateResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_PAUSED_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DETACHABLE_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     num_swapped: int
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
     admission_paused: bool
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., admission_paused: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    num_streams: int
+    num_detachable: int
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., admission_paused: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., num_streams: _Optional[int] = ..., num_detachable: _Optional[int] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
     __slots__ = ("worker_id", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_running", "num_steps_in_flight", "num_steps", "schedule_s", "execute_s")

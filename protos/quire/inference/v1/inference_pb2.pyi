@@ -14,6 +14,12 @@ class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EARLY_STOPPING_WHEN_FULL: _ClassVar[EarlyStopping]
     EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
 
+class DisconnectPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DISCONNECT_POLICY_UNSPECIFIED: _ClassVar[DisconnectPolicy]
+    DISCONNECT_POLICY_ABORT: _ClassVar[DisconnectPolicy]
+    DISCONNECT_POLICY_DETACH: _ClassVar[DisconnectPolicy]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -28,6 +34,9 @@ EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_HEURISTIC: EarlyStopping
 EARLY_STOPPING_WHEN_FULL: EarlyStopping
 EARLY_STOPPING_NEVER: EarlyStopping
+DISCONNECT_POLICY_UNSPECIFIED: DisconnectPolicy
+DISCONNECT_POLICY_ABORT: DisconnectPolicy
+DISCONNECT_POLICY_DETACH: DisconnectPolicy
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
@@ -106,7 +115,7 @@ class Choices(_message.Message):
     def __init__(self, options: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "beam", "stopping", "priority", "queue_timeout_ms", "json_schema", "json_object", "regex", "choice", "grammar", "cache_salt", "bypass_prefix_cache")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "beam", "stopping", "priority", "queue_timeout_ms", "json_schema", "json_object", "regex", "choice", "grammar", "cache_salt", "disconnect", "detach_ttl_s", "bypass_prefix_cache")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +132,8 @@ class GenerateRequest(_message.Message):
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    DISCONNECT_FIELD_NUMBER: _ClassVar[int]
+    DETACH_TTL_S_FIELD_NUMBER: _ClassVar[int]
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
@@ -140,22 +151,36 @@ class GenerateRequest(_message.Message):
     choice: Choices
     grammar: str
     cache_salt: str
+    disconnect: DisconnectPolicy
+    detach_ttl_s: int
     bypass_prefix_cache: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., beam: _Optional[_Union[BeamParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., queue_timeout_ms: _Optional[int] = ..., json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., beam: _Optional[_Union[BeamParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., queue_timeout_ms: _Optional[int] = ..., json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., cache_salt: _Optional[str] = ..., disconnect: _Optional[_Union[DisconnectPolicy, str]] = ..., detach_ttl_s: _Optional[int] = ..., bypass_prefix_cache: _Optional[bool] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("request_id", "after_event", "disconnect")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_EVENT_FIELD_NUMBER: _ClassVar[int]
+    DISCONNECT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    after_event: int
+    disconnect: DisconnectPolicy
+    def __init__(self, request_id: _Optional[str] = ..., after_event: _Optional[int] = ..., disconnect: _Optional[_Union[DisconnectPolicy, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("sequence_index", "started", "delta", "finished", "recovered")
+    __slots__ = ("sequence_index", "started", "delta", "finished", "recovered", "event_number")
     SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     RECOVERED_FIELD_NUMBER: _ClassVar[int]
+    EVENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     sequence_index: int
     started: Started
     delta: Delta
     finished: Finished
     recovered: Recovered
-    def __init__(self, sequence_index: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., recovered: _Optional[_Union[Recovered, _Mapping]] = ...) -> None: ...
+    event_number: int
+    def __init__(self, sequence_index: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., recovered: _Optional[_Union[Recovered, _Mapping]] = ..., event_number: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "model", "sampling", "beam", "max_tokens", "num_prompt_tokens", "num_cached_tokens")

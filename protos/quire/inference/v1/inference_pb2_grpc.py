@@ -40,6 +40,11 @@ class GenerationServiceStub:
                 request_serializer=protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/quire.inference.v1.GenerationService/Attach',
+                request_serializer=protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -50,7 +55,22 @@ class GenerationServiceServicer:
         """Generate streams the tokens of one request. The first message of the stream is Started, the
         last of each sequence is Finished; the stream then ends with status OK. Before Started nothing
         was computed, so that a failed call can be retried without doubling anything. Cancelling the
-        call, or its deadline, stops the sequence in the next step.
+        call, or its deadline, stops the sequence in the next step, unless the request asks to be
+        detached then.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Attach takes up the stream of a request with DISCONNECT_POLICY_DETACH, after the last event that
+        the client has. NOT_FOUND when the client has no such request, or not any more. A request has one
+        stream: an older one, whose client may be gone unseen, ends with ABORTED.
+
+        The stream goes on where Generate's broke, and so it is one of the same kind.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -62,6 +82,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.AttachRequest.FromString,
                     response_serializer=protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
     }
@@ -92,6 +117,33 @@ class GenerationService:
             target,
             '/quire.inference.v1.GenerationService/Generate',
             protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.inference.v1.GenerationService/Attach',
+            protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
             protos_dot_quire_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
