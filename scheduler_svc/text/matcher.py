@@ -24,8 +24,9 @@ BYTES_PER_ID = 3
 
 
 def parser_limits() -> LLParserLimits:
-    """What a grammar may cost. A mask is made in the event loop: a simple one takes some 10 us, one
-    of a long list of words or a free string up to 500 us; the limits of a step stand near 5 ms."""
+    """What a grammar may cost. Masks are made in the event loop: with 49,152 tokens, taking a token
+    and making the next mask takes 80 us in the median, 0.6 ms in a free string; the limits of a
+    step stand near 5 ms."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,  # 20 ms of a regular expression's first analysis
         step_lexer_fuel=50_000,  # 4 ms
