@@ -43,8 +43,8 @@ struct Partial {
 // Where a tile's groups of kLanes positions begin.
 template <class Element>
 struct TileRuns {
-  const Element* keys[kTileGroups];
-  const Element* values[kTileGroups];
+  const Element* keys[kTileGroups] = {};
+  const Element* values[kTileGroups] = {};
   int num_positions;
 
   TileRuns(const KvCache<Element>& cache, int layer, int kv_head, const QueryTile& queries, int tile) {
@@ -60,21 +60,56 @@ struct TileRuns {
   int num_groups() const { return (num_positions + simd::kLanes - 1) / simd::kLanes; }
 };
 
-// scores [kQueries][kTile], from group `first`: queries [kQueries][head_dim] times kGroups groups of keys
-template <int kQueries, int kGroups, class Element>
-void score(const float* queries, int head_dim, const Element* const* keys, float* scores) {
+// sums [kRows][kColumns] += x (numbers) times y (vectors), the fewer of them held in registers
+template <int kRows, int kColumns, class LoadX, class LoadY>
+inline void add_products(const LoadX& load_x, const LoadY& load_y, simd::Floats (&sums)[kRows][kColumns]) {
   using namespace simd;
-  Floats sums[kQueries][kGroups] = {};
-  for (int d = 0; d < head_dim; ++d) {
-    Floats key[kGroups];
-    for (int g = 0; g < kGroups; ++g) key[g] = load_elements(keys[g] + d * kLanes);
-    for (int q = 0; q < kQueries; ++q) {
-      const Floats x = splat(queries[q * head_dim + d]);
-      for (int g = 0; g < kGroups; ++g) sums[q][g] = fused_multiply_add(x, key[g], sums[q][g]);
+  if constexpr (kRows < kColumns) {
+    Floats x[kRows];
+    QUIRE_UNROLL for (int r = 0; r < kRows; ++r) x[r] = splat(load_x(r));
+    QUIRE_UNROLL for (int c = 0; c < kColumns; ++c) {
+      const Floats y = load_y(c);
+      QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
+        sums[r][c] = fused_multiply_add(x[r], y, sums[r][c]);
+      }
+    }
+  } else {
+    Floats y[kColumns];
+    QUIRE_UNROLL for (int c = 0; c < kColumns; ++c) y[c] = load_y(c);
+    QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
+      const Floats x = splat(load_x(r));
+      QUIRE_UNROLL for (int c = 0; c < kColumns; ++c) {
+        sums[r][c] = fused_multiply_add(x, y[c], sums[r][c]);
+      }
     }
   }
-  for (int q = 0; q < kQueries; ++q) {
-    for (int g = 0; g < kGroups; ++g) store(scores + q * kTile + g * kLanes, sums[q][g]);
+}
+
+template <int kRows, int kColumns>
+inline void clear(simd::Floats (&sums)[kRows][kColumns]) {
+  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] = simd::Floats{};
+  }
+}
+
+// scores [kQueries][kTile], from group `first`: queries [kQueries][head_dim] times kGroups groups of keys.
+// Asks for the groups of elements at `later` meanwhile, if any.
+template <int kQueries, int kGroups, class Element>
+void score(const float* queries, int head_dim, const Element* const* keys, const Element* const* later,
+           float* scores) {
+  using namespace simd;
+  constexpr int kStride = 64 / (kLanes * static_cast<int>(sizeof(Element)));  // dimensions in a line
+  Floats sums[kQueries][kGroups];
+  clear(sums);
+  for (int d = 0; d < head_dim; ++d) {
+    if (later != nullptr && d % kStride == 0) {
+      for (int g = 0; g < kGroups; ++g) prefetch_line(later[g] + d * kLanes);
+    }
+    add_products([&](int q) { return queries[q * head_dim + d]; },
+                 [&](int g) { return load_elements(keys[g] + d * kLanes); }, sums);
+  }
+  QUIRE_UNROLL for (int q = 0; q < kQueries; ++q) {
+    QUIRE_UNROLL for (int g = 0; g < kGroups; ++g) store(scores + q * kTile + g * kLanes, sums[q][g]);
   }
 }
 
@@ -94,25 +129,29 @@ inline void soften(float* scores, int count, int num_groups, float& largest_scor
   total = sum(sums);
 }
 
-// out [kQueries][head_dim], kVectors vectors from dimension d: weights [kQueries][kTile] times values
+// out [kQueries][head_dim], kVectors vectors from dimension d: weights [kQueries][kTile] times values.
+// Asks for the groups of elements at `later` meanwhile, if any.
 template <int kQueries, int kVectors, class Element>
-void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, int d, float* out) {
+void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, int d,
+           const Element* const* later, float* out) {
   using namespace simd;
-  Floats sums[kQueries][kVectors] = {};
+  Floats sums[kQueries][kVectors];
+  clear(sums);
   for (int first = 0; first < runs.num_positions; first += kLanes) {
     const Element* row = runs.values[first / kLanes] + d;
     const int count = std::min(kLanes, runs.num_positions - first);
     for (int i = 0; i < count; ++i, row += head_dim) {
-      Floats value[kVectors];
-      for (int v = 0; v < kVectors; ++v) value[v] = load_elements(row + v * kLanes);
-      for (int q = 0; q < kQueries; ++q) {
-        const Floats w = splat(weights[q * kTile + first + i]);
-        for (int v = 0; v < kVectors; ++v) sums[q][v] = fused_multiply_add(w, value[v], sums[q][v]);
+      if (later != nullptr) {
+        prefetch(later[first / kLanes] + i * head_dim, head_dim * static_cast<int>(sizeof(Element)));
       }
+      add_products([&](int q) { return weights[q * kTile + first + i]; },
+                   [&](int v) { return load_elements(row + v * kLanes); }, sums);
     }
   }
-  for (int q = 0; q < kQueries; ++q) {
-    for (int v = 0; v < kVectors; ++v) store(out + q * head_dim + d + v * kLanes, sums[q][v]);
+  QUIRE_UNROLL for (int q = 0; q < kQueries; ++q) {
+    QUIRE_UNROLL for (int v = 0; v < kVectors; ++v) {
+      store(out + q * head_dim + d + v * kLanes, sums[q][v]);
+    }
   }
 }
 
@@ -161,17 +200,17 @@ struct Attention {
     }
   }
 
-  // The partial softmax of one tile. A query that sees none of it gets the sum 0.
-  void attend_tile(const QueryTile& rows, int kv_head, int tile, const float* queries, float* scores,
-                   const Partial& out) const {
-    const int head_dim = cache.head_dim, count = num_queries(rows);
-    const TileRuns<Element> runs(cache, layer, kv_head, rows, tile);
-    const int num_groups = runs.num_groups();
+  // The partial softmax of one tile. A query that sees none of it gets the sum 0. Meanwhile memory is
+  // asked for the tile's values, and then for the keys of `next` (nullptr: not known).
+  void attend_tile(const QueryTile& rows, const TileRuns<Element>& runs, int tile, const float* queries,
+                   float* scores, const TileRuns<Element>* next, const Partial& out) const {
+    const int head_dim = cache.head_dim, count = num_queries(rows), num_groups = runs.num_groups();
     in_chunks<kQueryChunk>(count, [&](auto size, int q) {
       constexpr int kQueries = decltype(size)::value;
       constexpr int kGroups = kQueries <= 3 ? 4 : 2;  // 12 sums at most, in registers
       in_chunks<kGroups>(num_groups, [&](auto groups, int g) {
         score<kQueries, decltype(groups)::value>(queries + q * head_dim, head_dim, runs.keys + g,
+                                                 q == 0 ? runs.values + g : nullptr,
                                                  scores + q * kTile + g * simd::kLanes);
       });
     });
@@ -189,6 +228,7 @@ struct Attention {
       constexpr int kVectors = kQueries <= 3 ? 4 : 2;
       in_chunks<kVectors>(head_dim / simd::kLanes, [&](auto vectors, int v) {
         weigh<kQueries, decltype(vectors)::value>(scores + q * kTile, runs, head_dim, v * simd::kLanes,
+                                                  q == 0 && v == 0 && next ? next->keys : nullptr,
                                                   out.values + q * head_dim);
       });
     });
@@ -223,16 +263,28 @@ struct Attention {
     }
   }
 
-  // All tiles of one query tile and KV head, one after another. The first holds position 0, which every
-  // query sees, so it starts what is merged.
-  void attend(const QueryTile& rows, int kv_head, AttentionScratch& scratch) const {
-    gather_queries(rows, kv_head, scratch.queries.data());
-    for (int tile = 0; tile < rows.num_tiles(); ++tile) {
-      const Partial& out = tile == 0 ? scratch.merged : scratch.tile;
-      attend_tile(rows, kv_head, tile, scratch.queries.data(), scratch.scores.data(), out);
-      for (int q = 0; tile > 0 && q < num_queries(rows); ++q) merge(scratch.merged, out, q);
+  TileRuns<Element> runs(const QueryTile& rows, int kv_head, int tile) const {
+    return TileRuns<Element>(cache, layer, kv_head, rows, tile);
+  }
+
+  // All tiles of one query tile and of neighbouring KV heads, one after another. The first holds position
+  // 0, which every query sees, so it starts what is merged.
+  void attend(const QueryTile& rows, int first_head, int end_head, AttentionScratch& scratch) const {
+    const int num_tiles = rows.num_tiles();
+    TileRuns<Element> now = runs(rows, first_head, 0);
+    for (int head = first_head; head < end_head; ++head) {
+      gather_queries(rows, head, scratch.queries.data());
+      for (int tile = 0; tile < num_tiles; ++tile) {
+        const bool is_last = tile + 1 == num_tiles;
+        const int next_head = is_last ? std::min(head + 1, end_head - 1) : head;
+        const TileRuns<Element> next = runs(rows, next_head, is_last ? 0 : tile + 1);
+        const Partial& out = tile == 0 ? scratch.merged : scratch.tile;
+        attend_tile(rows, now, tile, scratch.queries.data(), scratch.scores.data(), &next, out);
+        for (int q = 0; tile > 0 && q < num_queries(rows); ++q) merge(scratch.merged, out, q);
+        now = next;
+      }
+      write_output(rows, head, scratch.merged);
     }
-    write_output(rows, kv_head, scratch.merged);
   }
 };
 

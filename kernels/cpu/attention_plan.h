@@ -41,8 +41,12 @@ class AttentionPlan {
   void run(ThreadPool& pool, const Attention<Element>& attention) {
     const int num_items = static_cast<int>(tiles_.size()) * num_kv_heads_;
     if (splits_.empty()) {
-      pool.run(num_items, [&](int item, int thread) {
-        attention.attend(tiles_[item / num_kv_heads_], item % num_kv_heads_, scratch_[thread]);
+      const int heads = heads_together();
+      const int runs = (num_kv_heads_ + heads - 1) / heads;
+      pool.run(static_cast<int>(tiles_.size()) * runs, [&](int item, int thread) {
+        const int first = item % runs * heads;
+        attention.attend(tiles_[item / runs], first, std::min(num_kv_heads_, first + heads),
+                         scratch_[thread]);
       });
       return;
     }
@@ -52,8 +56,9 @@ class AttentionPlan {
       AttentionScratch& scratch = scratch_[thread];
       const int kv_head = item / num_splits;
       attention.gather_queries(tiles_[split.query_tile], kv_head, scratch.queries.data());
-      attention.attend_tile(tiles_[split.query_tile], kv_head, split.tile, scratch.queries.data(),
-                            scratch.scores.data(), partial(item));
+      attention.attend_tile(tiles_[split.query_tile],
+                            attention.runs(tiles_[split.query_tile], kv_head, split.tile), split.tile,
+                            scratch.queries.data(), scratch.scores.data(), nullptr, partial(item));
     });
     pool.run(num_items, [&](int item, int) { merge_splits(attention, item); });
   }
@@ -66,6 +71,12 @@ class AttentionPlan {
     int query_tile;
     int tile;
   };
+
+  // KV heads that a thread takes one after another, so that it can ask memory for the next one's keys:
+  // all, if there is something to do for every thread nevertheless.
+  int heads_together() const {
+    return static_cast<int>(tiles_.size()) < kItemsPerThread * num_threads_ ? 1 : num_kv_heads_;
+  }
 
   // Too few items for the threads, and a context of several tiles: each of them becomes an item.
   void split() {

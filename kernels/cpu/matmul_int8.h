@@ -107,7 +107,8 @@ inline void dot_group(const uint8_t* block, int g, const Rows rows, int b, simd:
         const Shorts p0 = dot_pairs(w0, x), p1 = dot_pairs(w1, x);
         pairs[row][0] = quad == 0 ? p0 : pairs[row][0] + p0;
         pairs[row][1] = quad == 0 ? p1 : pairs[row][1] + p1;
-        settle(pairs[row][0], pairs[row][1]);
+        settle(pairs[row][0]);
+        settle(pairs[row][1]);
       }
     }
     for (int row = 0; row < kRows; ++row) {
@@ -122,7 +123,8 @@ inline void dot_group(const uint8_t* block, int g, const Rows rows, int b, simd:
         const Ints p0 = dot_quads(w0, x), p1 = dot_quads(w1, x);
         sums[row][0] = i == 0 ? p0 : sums[row][0] + p0;
         sums[row][1] = i == 0 ? p1 : sums[row][1] + p1;
-        settle(sums[row][0], sums[row][1]);
+        settle(sums[row][0]);
+        settle(sums[row][1]);
       }
     }
   }

@@ -27,11 +27,11 @@ namespace quire::simd {
 // Sums stay in their order from here on. Left alone, the compiler computes all products of a block
 // before it adds them up, and there are more of them than registers.
 template <class Vector>
-inline void settle(Vector& a, Vector& b) {
+inline void settle(Vector& v) {
 #if defined(__x86_64__)
-  asm("" : "+x"(a), "+x"(b));
+  asm("" : "+x"(v));
 #elif defined(__aarch64__)
-  asm("" : "+w"(a), "+w"(b));
+  asm("" : "+w"(v));
 #endif
 }
 
@@ -39,11 +39,11 @@ inline void settle(Vector& a, Vector& b) {
 inline void stay_in_memory() { asm volatile("" ::: "memory"); }
 
 // Asks for memory that is read soon, into the second-level cache.
+inline void prefetch_line(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 inline void prefetch(const void* start, int num_bytes) {
   constexpr int kLine = 64;
-  for (int i = 0; i < num_bytes; i += kLine) {
-    __builtin_prefetch(static_cast<const char*>(start) + i, 0, 2);
-  }
+  for (int i = 0; i < num_bytes; i += kLine) prefetch_line(static_cast<const char*>(start) + i);
 }
 
 inline float sum(Floats v) {
