@@ -64,8 +64,9 @@ EVENTS ?= 500
 sim: $(VENV)/.stamp ## Run SEEDS seeds of the scheduler's simulator, on all cores
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED) --events $(EVENTS)
 
-nightly: ## What takes too long for make test: 2,000 seeds of 500 events
+nightly: setup model native ## What takes too long for make test: 2,000 seeds, every end-to-end world
 	$(MAKE) sim SEEDS=2000 EVENTS=500
+	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest -m nightly tests/e2e
 
 chaos: $(VENV)/.stamp ## 500 clients that leave at random: nothing of them may stay
 	QUIRE_CHAOS=500 $(BIN)/python -m pytest -s tests/api/test_chaos.py

@@ -10,7 +10,7 @@ from scheduler_svc.core.messages import DEFAULT_TENANT
 from scheduler_svc.core.policy import PolicyKind
 from scheduler_svc.security_config import TENANT_NAME
 from shared.errors import ConfigError
-from shared.flags import Flag, member_of, non_negative_float, positive_float, positive_int
+from shared.flags import Flag, member_of, non_negative_float, one_of, positive_float, positive_int
 
 
 def _tenant_weights(text: str) -> dict[str, float]:
@@ -38,6 +38,12 @@ CORE_FLAGS = (
         non_negative_float,
         _CORE.no_replica_grace_s,
         "seconds to wait for a replica",
+    ),
+    Flag(
+        "--prefix-cache",
+        one_of(("on", "off")),
+        "on",
+        "on or off: whether requests take over what others with the same beginning computed",
     ),
     Flag(
         "--preemption",
@@ -77,6 +83,7 @@ def core_config(args: argparse.Namespace, tenants: Iterable[str]) -> SchedulerCo
         max_waiting=args.max_waiting,
         max_waiting_tokens=args.max_waiting_tokens,
         no_replica_grace_s=args.no_replica_grace_s,
+        enable_prefix_cache=args.prefix_cache == "on",
         preemption_mode=args.preemption,
         policy=args.policy,
         tenant_weights=weights,

@@ -130,6 +130,11 @@ def test_a_broken_tenant_line_is_an_error_that_shows_no_secret(tmp_path: Path, l
         parse_config([*MODEL, "--token-file", file_with(tmp_path, line)], {})
 
 
+def test_the_prefix_cache_can_be_off() -> None:
+    assert parse_config(MODEL, {}).core.enable_prefix_cache
+    assert not parse_config([*MODEL, "--prefix-cache", "off"], {}).core.enable_prefix_cache
+
+
 def test_a_target_of_zero_is_none() -> None:
     assert parse_config(MODEL, {}).core.target_itl_s == 0.1
     assert parse_config([*MODEL, "--target-itl-ms", "40"], {}).core.target_itl_s == 0.04

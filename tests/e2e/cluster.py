@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -171,6 +172,14 @@ class Cluster:
             answer.add(response)
         assert answer.started is not None and answer.finished is not None
         return answer
+
+    def sequences(self, request: inference_pb2.GenerateRequest) -> list[Answer]:
+        """Streams the choices or beams of one request to their ends; in order of their index."""
+        answers: dict[int, Answer] = defaultdict(Answer)
+        for response in self.stub.Generate(request, timeout=90.0):
+            answers[response.sequence_index].add(response)
+        assert all(answer.finished is not None for answer in answers.values())
+        return [answers[index] for index in sorted(answers)]
 
     def generate_all(
         self, requests: Sequence[inference_pb2.GenerateRequest], at_once: int

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from pathlib import Path
-
 import pytest
 
 from protos.quire.inference.v1 import inference_pb2
 from tests.e2e.beam_reference import NUM_TOKENS, PROMPTS, WIDTH, read_beams
-from tests.e2e.cluster import Answer, Cluster
-from tests.e2e.conftest import FLOAT32, started
+from tests.e2e.cluster import Cluster
 from tests.e2e.reference import Continuation
 
 NUM_CHOICES = 4
-
-
-def _answers(cluster: Cluster, request: inference_pb2.GenerateRequest) -> list[Answer]:
-    """The sequences of one stream, by index."""
-    answers: dict[int, Answer] = defaultdict(Answer)
-    for response in cluster.stub.Generate(request, timeout=90.0):
-        answers[response.sequence_index].add(response)
-    assert all(answer.finished is not None for answer in answers.values())
-    return [answers[index] for index in sorted(answers)]
 
 
 def _choices(first: int, count: int) -> inference_pb2.GenerateRequest:
@@ -47,7 +34,7 @@ def test_beams_are_those_of_transformers(
             beam=inference_pb2.BeamParams(width=WIDTH, num_return=WIDTH),
             stopping=inference_pb2.StoppingParams(max_tokens=NUM_TOKENS),
         )
-        answers = _answers(plain, request)
+        answers = plain.sequences(request)
         assert [answer.token_ids for answer in answers] == [beam.token_ids for beam in expected]
         for answer, beam in zip(answers, expected, strict=True):
             assert answer.finished is not None
@@ -58,23 +45,7 @@ def test_beams_are_those_of_transformers(
 
 def test_a_choice_alone_is_the_same(plain: Cluster) -> None:
     """FIELD-FAILURES, part 1: each choice equals n=1 with its derived draws."""
-    together = _answers(plain, _choices(0, NUM_CHOICES))
-    alone = [_answers(plain, _choices(index, 1))[0] for index in range(NUM_CHOICES)]
+    together = plain.sequences(_choices(0, NUM_CHOICES))
+    alone = [plain.sequences(_choices(index, 1))[0] for index in range(NUM_CHOICES)]
     assert [a.token_ids for a in together] == [a.token_ids for a in alone]
     assert len({tuple(a.token_ids) for a in together}) == NUM_CHOICES
-
-
-@pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_choices_and_beams_under_preemption(model_path: Path, plain: Cluster, mode: str) -> None:
-    """Nine blocks hold too little for four choices side by side."""
-    beam = inference_pb2.GenerateRequest(
-        text="The capital of France is",
-        beam=inference_pb2.BeamParams(width=3, num_return=3),
-        stopping=inference_pb2.StoppingParams(max_tokens=NUM_TOKENS),
-    )
-    expected = [[a.token_ids for a in _answers(plain, r)] for r in (_choices(0, NUM_CHOICES), beam)]
-    flags = (*FLOAT32, "--num-blocks", "9")
-    with started(Cluster(model_path, ("--preemption", mode), flags)) as cluster:
-        got = [[a.token_ids for a in _answers(cluster, r)] for r in (_choices(0, 4), beam)]
-        assert cluster.is_idle()
-    assert got == expected
