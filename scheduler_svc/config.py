@@ -56,8 +56,8 @@ class SchedulerServiceConfig:
     max_streams: int = 4096
     """Generate and Attach calls open at once; further ones get RESOURCE_EXHAUSTED."""
     max_detached_tokens: int = 1 << 20
-    """Tokens, of prompts and answers, whose events may be kept for requests that may be detached;
-    each takes some hundred bytes at most."""
+    """Tokens, of prompts and answers, of requests that can be attached to. An event of one token is
+    kept in some 70 bytes."""
     record: Path | None = None
     """A new file for all that goes into the core, prompts included; None records nothing."""
     shutdown_grace_s: float = 30.0

@@ -47,14 +47,14 @@ class KeptStream(RequestStream):
         on_end: Callable[[KeptStream], None],
         **stream: Any,
     ) -> None:
-        """`on_end` is called once, when the request has ended or was given up; `stream` is for
+        """`on_end` is called when the request has ended or was given up; `stream` is for
         RequestStream."""
         super().__init__(admitted, **stream)
         self.request_id = admitted.request.request_id
         self.num_kept_tokens = max(MIN_KEPT_TOKENS, admitted.request.most_tokens)
-        """The most tokens whose events it may have to keep."""
+        """What it counts for: the most that it may come to, once it has ended what it came to."""
         self.ttl_s = ttl_s
-        self._on_end: Callable[[KeptStream], None] | None = on_end
+        self._at_end = [on_end]
         self._events: list[bytes] = []
         """Every event written so far, as messages; event i has number i + 1."""
         self._writer: asyncio.Task[None] | None = None
@@ -78,11 +78,15 @@ class KeptStream(RequestStream):
         super().fail(error)
         self.note_end()
 
+    def at_end(self, call: Callable[[KeptStream], None]) -> None:
+        """Also calls `call` when the request has ended or was given up."""
+        self._at_end.append(call)
+
     def note_end(self) -> None:
-        """It runs no more."""
-        if self._on_end is not None:
-            on_end, self._on_end = self._on_end, None
-            on_end(self)
+        """It runs no more. Each that waits for it is called once."""
+        calls, self._at_end = self._at_end, []
+        for call in calls:
+            call(self)
 
     async def serve(self, write: Write, after_event: int = 0) -> None:
         """Writes every event after one number, to the end, in place of the call that did so before.
@@ -146,6 +150,7 @@ class DetachedRequests:
             )
         self._streams[stream.request_id] = stream
         self._num_tokens += stream.num_kept_tokens
+        stream.at_end(self._shrink)
 
     def take(self, request_id: RequestId, after_event: int) -> KeptStream:
         """The stream of a request, for a call that goes on with it and says `left` at its end.
@@ -177,13 +182,19 @@ class DetachedRequests:
         for stream in list(self._streams.values()):
             self._drop(stream)
 
+    def _shrink(self, stream: KeptStream) -> None:
+        """It has ended, and counts from now on for no more than it has."""
+        num_tokens = max(MIN_KEPT_TOKENS, stream.num_used_tokens)
+        self._num_tokens -= stream.num_kept_tokens - num_tokens
+        stream.num_kept_tokens = num_tokens
+
     def _drop(self, stream: KeptStream) -> None:
         self._stop_timer(stream.request_id)
-        del self._streams[stream.request_id]
-        self._num_tokens -= stream.num_kept_tokens
         if not stream.is_ended:
             self._abort(stream)
             stream.note_end()
+        del self._streams[stream.request_id]
+        self._num_tokens -= stream.num_kept_tokens
 
     def _stop_timer(self, request_id: RequestId) -> None:
         timer = self._timers.pop(request_id, None)

@@ -85,6 +85,41 @@ def test_a_planted_unsafe_use_is_found(source: str) -> None:
     assert unsafe_uses(Path("planted.py"), source)
 
 
+FORKS = frozenset({"os.fork", "os.forkpty", "pty.fork"})
+
+
+def forking_uses(file: Path, source: str) -> list[str]:
+    """Every way to fork this process without an exec right after."""
+    found = [
+        str(imported)
+        for imported in imports_of(file, source)
+        if imported.module.split(".", maxsplit=1)[0] == "multiprocessing"
+    ]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and _name_of(node.func) in FORKS:
+            found.append(f"{file}:{node.lineno} calls {_name_of(node.func)}")
+        if isinstance(node, ast.keyword) and node.arg == "preexec_fn":
+            found.append(f"{file}:{node.value.lineno} passes preexec_fn")
+    return found
+
+
+def test_processes_are_spawned_and_never_forked() -> None:
+    """FIELD-FAILURES, part 2: fork() after gRPC was used hangs."""
+    found = [
+        use
+        for file in python_files(*PRODUCT)
+        for use in forking_uses(file, (ROOT / file).read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source", ["import multiprocessing", "os.fork()", "Popen(command, preexec_fn=os.setsid)"]
+)
+def test_a_planted_fork_is_found(source: str) -> None:
+    assert forking_uses(Path("planted.py"), source)
+
+
 def test_safe_look_alikes_pass() -> None:
     assert not unsafe_uses(Path("ok.py"), "torch.load(p, weights_only=True)\nmodel.eval()")
 

@@ -305,18 +305,22 @@ async def test_another_tenant_finds_nothing(spec: ModelSpec, text_model: TextMod
 
 
 async def test_kept_tokens_have_a_limit(spec: ModelSpec, text_model: TextModel) -> None:
-    """A long answer counts for all it may come to, from its start until it is forgotten."""
-    limit = 250
+    """A request counts for all it may come to, and from its end on for what it came to."""
     async with (
-        serving(spec, text_model, max_detached_tokens=limit) as served,
+        serving(spec, text_model, max_detached_tokens=350) as served,
         joined(served.worker()),
     ):
         await served.wait_status(1)
-        await answer(served, detachable(max_tokens=200, detach_ttl_s=1))
-        second = detachable(request_id="second", max_tokens=200)
-        error = await error_of(served.generation.Generate(second))
-        await forgotten(served)
+        whole = await answer(served, request(max_tokens=200))
+        stopped = detachable(max_tokens=200, stop=(whole.text[:3],))
+        assert (await answer(served, stopped)).finished.stop_string
+        second = detachable(request_id="second", max_tokens=200, detach_ttl_s=1)
         assert (await answer(served, second)).finished.usage.num_output_tokens == 200
+        third = detachable(request_id="third", max_tokens=200)
+        error = await error_of(served.generation.Generate(third))
+        while (await served.state()).num_detachable > 1:
+            await asyncio.sleep(0.05)
+        assert (await answer(served, third)).finished.usage.num_output_tokens == 200
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert detail(error, error_details_pb2.ErrorInfo).metadata["limit"] == "max_detached_tokens"
 

@@ -9,6 +9,8 @@ import pytest
 
 from protos.quire.admin.v1 import admin_pb2
 from scheduler_svc.config import parse_config
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.security_config import ClientToken, SecurityConfig
 from scheduler_svc.tenancy import Tenancy
 from scheduler_svc.text.tokenizer import TextModel
@@ -40,6 +42,24 @@ async def test_cached_prefixes_are_the_tenants_own_unless_the_operator_shares_th
             for tenant, salt in [(ACME, ""), (ACME, ""), (OTHER, ""), (OTHER, "s"), (ACME, "s")]
         ]
     assert cached == ([0, 96, 96, 0, 96] if shares else [0, 96, 0, 0, 0])
+
+
+async def test_each_server_draws_its_own_key_for_block_hashes(
+    spec: ModelSpec, text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FIELD-FAILURES part 4: predictable prefix hashes."""
+    keys: list[bytes] = []
+
+    def make(config: SchedulerConfig, hash_key: bytes) -> Scheduler:
+        keys.append(hash_key)
+        return Scheduler(config, hash_key)
+
+    monkeypatch.setattr("scheduler_svc.server.Scheduler", make)
+    for _ in range(2):
+        async with serving(spec, text_model):
+            pass
+    assert keys[0] != keys[1]
+    assert [len(key) for key in keys] == [32, 32]
 
 
 def test_no_tenant_and_salt_are_mistaken_for_another() -> None:

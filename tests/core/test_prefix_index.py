@@ -14,6 +14,7 @@ A, B = token_bytes([1, 2]), token_bytes([3, 4])
 
 
 def test_a_digest_depends_on_key_parent_and_tokens() -> None:
+    """FIELD-FAILURES, part 4: predictable prefix hashes."""
     hasher = BlockHasher(b"one")
     root = hasher.root(b"")
     digests = [

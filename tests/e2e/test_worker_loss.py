@@ -9,7 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.e2e.cluster import PATIENCE_S, Cluster, eventually, greedy
+from protos.quire.inference.v1 import inference_pb2
+from tests.e2e.cluster import PATIENCE_S, Answer, Cluster, eventually, greedy
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -21,10 +22,13 @@ REQUESTS = [greedy([100 + index, 200, 300 + index], 48) for index in range(8)]
 
 
 def test_kill_9_of_one_of_two_workers_changes_no_stream(two_workers: Cluster) -> None:
+    """Nor that of a client who was away meanwhile and attaches again."""
     undisturbed = two_workers.generate_all(REQUESTS, at_once=8)
     steps = [replica.num_steps for replica in two_workers.state().replicas]
     assert len(steps) == 2 and min(steps) > 0, "the load spreads over both workers"
+    away = Answer()
     with two_workers.running(REQUESTS) as answers:
+        last_event = leave_after(4, two_workers, away)
         eventually(
             lambda: (
                 min(len(answer.token_ids) for answer in answers) >= 4
@@ -35,11 +39,29 @@ def test_kill_9_of_one_of_two_workers_changes_no_stream(two_workers: Cluster) ->
             two_workers.tail,
         )
         two_workers.workers[0].kill()
+    attach = inference_pb2.AttachRequest(request_id="away", after_event=last_event)
+    for response in two_workers.stub.Attach(attach, timeout=60):
+        away.add(response)
+    assert (away.token_ids, away.text) == (undisturbed[0].token_ids, undisturbed[0].text)
+    assert away.finished is not None
     assert [a.token_ids for a in answers] == [a.token_ids for a in undisturbed]
     assert [a.text for a in answers] == [a.text for a in undisturbed]
     assert sum(answer.num_recoveries for answer in answers) > 0
     assert all(answer.finished is not None for answer in answers)
     assert two_workers.num_ready() == 1 and two_workers.is_idle()
+
+
+def leave_after(num_tokens: int, cluster: Cluster, answer: Answer) -> int:
+    """The first request again, by a client that leaves it running; the last event it has."""
+    request = greedy([100, 200, 300], 48)
+    request.request_id, request.disconnect = "away", inference_pb2.DISCONNECT_POLICY_DETACH
+    call = cluster.stub.Generate(request, timeout=60)
+    for response in call:
+        answer.add(response)
+        if len(answer.token_ids) >= num_tokens:
+            call.cancel()
+            return response.event_number
+    raise AssertionError("it ended before the client could leave")
 
 
 def test_the_only_worker_dies_and_another_comes(one_worker: Cluster) -> None:
