@@ -1,6 +1,8 @@
-"""What a mask allows, read apart from the product's own code."""
+"""What a mask allows."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from shared.plan import TokenMask
 
@@ -10,5 +12,6 @@ def ids_of(mask: TokenMask | None) -> list[int]:
     assert mask is not None and bool(mask.token_ids) != bool(mask.bits)
     if mask.token_ids:
         return list(mask.token_ids)
-    as_number = int.from_bytes(mask.bits, "little")
-    return [token for token in range(8 * len(mask.bits)) if as_number >> token & 1]
+    bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little")
+    ids: list[int] = bits.nonzero()[0].tolist()
+    return ids

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from scheduler_svc.core.constraint import ConstraintBroken
 from shared.plan import TokenMask
+
+Bytes = npt.NDArray[np.uint8]
 
 MAX_REASON_CHARS = 300
 DEAD_END = "no text fulfils it"
@@ -113,31 +116,35 @@ class MatcherConstraint:
             raise ConstraintBroken(DEAD_END)
         return self._set_mask(packed)
 
-    def _set_mask(self, packed: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> bool:
+    def _set_mask(self, packed: Bytes) -> bool:
         """`packed` has the end of the text as its last bit."""
         end = self._vocab_size
         is_complete = bool(packed[end // 8] >> end % 8 & 1)
         bits = packed[: -(-end // 8)].copy()
         if end % 8:
             bits[-1] &= (1 << end % 8) - 1
-        num_allowed = int(np.bitwise_count(bits).sum())
-        if not num_allowed:
+        if not bits.any():
             if is_complete:
                 return False
             raise ConstraintBroken(DEAD_END)
         if is_complete:
             for token_id in self._eos_token_ids:
                 bits[token_id // 8] |= 1 << token_id % 8
-        if num_allowed * BYTES_PER_ID < len(bits):
-            places = bits.nonzero()[0]
-            of_place, bit = np.unpackbits(bits[places, None], axis=1, bitorder="little").nonzero()
-            self._mask = TokenMask(token_ids=(places[of_place] * 8 + bit).tolist())
-        else:
-            self._mask = TokenMask(bits=bits.tobytes())
+        self._mask = _smaller_form(bits)
         return True
 
     def _broken(self) -> ConstraintBroken:
         return ConstraintBroken(_reason(self._matcher.get_error()))
+
+
+def _smaller_form(bits: Bytes) -> TokenMask:
+    """The mask whose `bits` [ceil(vocab_size / 8)] are not all 0."""
+    places = bits.nonzero()[0]
+    if len(places) * BYTES_PER_ID < len(bits):
+        number = np.unpackbits(bits[places], bitorder="little").nonzero()[0]
+        if len(number) * BYTES_PER_ID < len(bits):
+            return TokenMask(token_ids=(8 * places[number >> 3] + (number & 7)).tolist())
+    return TokenMask(bits=bits.tobytes())
 
 
 def _reason(error: str) -> str:

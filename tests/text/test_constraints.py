@@ -13,6 +13,7 @@ import pytest
 
 from scheduler_svc.core.constraint import ConstraintBroken, TokenConstraint
 from scheduler_svc.text import grammar
+from scheduler_svc.text.compile_guard import CompileGuard
 from scheduler_svc.text.constraint_compiler import ConstraintCompiler
 from scheduler_svc.text.tokenizer import TextModel
 from scheduler_svc.text.vocabulary import Vocabulary
@@ -236,3 +237,15 @@ def test_keywords_name_their_place() -> None:
     schema = {"properties": {"a/b": {"prefixItems": [True, {"nullable": True}]}}}
     with pytest.raises(InvalidArgument, match="at /properties/a~1b/prefixItems/1: 'nullable'"):
         grammar.of_json_schema(json.dumps(schema))
+
+
+def test_the_helper_ends_with_its_parent() -> None:
+    """A parent that dies closes the pipe, and says nothing more."""
+    guard = CompileGuard([b"a", b"b"], [])
+    assert guard.check(grammar.of_regex("a+")) is None
+    child = guard._child
+    assert child is not None and child.stdin is not None
+    child.stdin.close()
+    assert child.wait(10) == 0
+    assert guard.check(grammar.of_regex("c")) == "no text fulfils it", "another one takes its place"
+    guard.close()
