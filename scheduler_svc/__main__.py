@@ -74,7 +74,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = parse_config(argv, os.environ)
         logs.setup(config.log_level, config.log_format, "scheduler")
-        spec = read_model_spec(config.model_path, config.model_name)
+        spec = read_model_spec(
+            config.model_path,
+            config.model_name,
+            use_generation_config=config.use_generation_config,
+        )
         text_model = TextModel.load(spec)
         # The vocabulary and the modules stay for good: no collection need look at them.
         gc.freeze()

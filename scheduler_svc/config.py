@@ -18,7 +18,15 @@ from scheduler_svc.security_config import (
 )
 from shared.endpoint import Endpoint
 from shared.errors import ConfigError
-from shared.flags import Flag, non_negative_float, one_of, parse_flags, positive_float, positive_int
+from shared.flags import (
+    Flag,
+    Switch,
+    non_negative_float,
+    one_of,
+    parse_flags,
+    positive_float,
+    positive_int,
+)
 from shared.logs import LEVELS, LogFormat
 from shared.secret_file import read_secret
 from shared.transport import MAX_FRAME_BYTES
@@ -51,6 +59,8 @@ class SchedulerServiceConfig:
     model_path: Path
     model_name: str | None = None
     """What clients call the model; None takes the file's own name."""
+    use_generation_config: bool = True
+    """Whether a model folder's generation_config.json sets the defaults of sampling."""
     listen: str = "127.0.0.1:50051"
     admin_listen: str = "127.0.0.1:50052"
     max_streams: int = 4096
@@ -76,6 +86,7 @@ _WORKERS = WorkerPlaneConfig()
 _SERVER_FLAGS = (
     Flag("--model", Path, None, "GGUF file, or folder with config.json and safetensors"),
     Flag("--model-name", str, None, "the model's name for clients; default: the file's"),
+    Switch("--ignore-generation-config", "take no sampling defaults from the model's folder"),
     Flag("--listen", str, "127.0.0.1:50051", "host:port of the gRPC API"),
     Flag("--admin-listen", str, "127.0.0.1:50052", "host:port of the operator's API"),
     Flag("--max-streams", positive_int, 4096, "Generate and Attach calls open at once"),
@@ -110,6 +121,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> SchedulerSe
     config = SchedulerServiceConfig(
         model_path=args.model,
         model_name=args.model_name,
+        use_generation_config=not args.ignore_generation_config,
         listen=args.listen,
         admin_listen=args.admin_listen,
         max_streams=args.max_streams,

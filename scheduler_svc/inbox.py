@@ -8,12 +8,15 @@ from typing import Protocol
 from scheduler_svc.core.messages import NewRequest, RequestEvent
 from shared.errors import QuireError
 from shared.ids import RequestId
+from shared.logprobs import Logprobs
 
 
 class RequestSink(Protocol):
     """Where a request's front hears of it. No call may block."""
 
-    def append(self, sequence_index: int, token_id: int, now: float) -> None:
+    def append(
+        self, sequence_index: int, token_id: int, now: float, logprobs: Logprobs | None
+    ) -> None:
         """Takes the next token of a sequence: the request's part of a TokensStep."""
 
     def deliver(self, event: RequestEvent, now: float) -> None:

@@ -7,6 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 from scheduler_svc.core.messages import (
     Event,
@@ -94,12 +95,17 @@ class LiveRequests:
 
     def _deliver_tokens(self, step: TokensStep, now: float) -> None:
         live_requests = self._live
-        for (request_id, index), token_id in zip(step.sequences, step.token_ids, strict=True):
+        num_tokens = len(step.token_ids)
+        told = step.logprobs
+        logprobs = repeat(None, num_tokens) if told is None else map(told.get, range(num_tokens))
+        for (request_id, index), token_id, of_token in zip(
+            step.sequences, step.token_ids, logprobs, strict=True
+        ):
             live = live_requests.get(request_id)
             if live is None:
                 continue  # it ended earlier in this turn
             try:
-                live.sink.append(index, token_id, now)
+                live.sink.append(index, token_id, now, of_token)
             except Exception:
                 self._break(request_id)
 

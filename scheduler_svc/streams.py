@@ -22,7 +22,7 @@ from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.admission import AdmittedRequest
 from scheduler_svc.core.messages import (
     FinishReason,
-    NewRequest,
+    PromptScored,
     RequestEvent,
     RequestFailed,
     RequestRecovered,
@@ -31,9 +31,11 @@ from scheduler_svc.core.messages import (
     TokensAppended,
 )
 from scheduler_svc.failures import error_of_failure
+from scheduler_svc.logprob_messages import fill_logprobs, prompt_messages
 from scheduler_svc.text.detokenizer import SequenceText
 from scheduler_svc.write_pacer import WritePacer
 from shared.errors import QuireError
+from shared.logprobs import Logprobs
 from shared.sampling import BeamParams
 
 MAX_DELTA_TOKENS = 4096
@@ -48,6 +50,7 @@ class _Delta:
     offset: int
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
 
     def message(self) -> inference_pb2.GenerateResponse:
         # Filled in place, which takes half as long as copying a Delta into the response.
@@ -56,6 +59,8 @@ class _Delta:
         delta.offset = self.offset
         delta.token_ids.extend(self.token_ids)
         delta.text = "".join(self.texts)
+        if self.logprobs:
+            fill_logprobs(delta.logprobs, self.logprobs)
         return response
 
 
@@ -159,7 +164,9 @@ class RequestStream:
         self._error = error
         self._make_due()
 
-    def append(self, sequence_index: int, token_id: int, now: float) -> None:
+    def append(
+        self, sequence_index: int, token_id: int, now: float, logprobs: Logprobs | None = None
+    ) -> None:
         """Takes the next token of a sequence; every token of every step comes through here."""
         sequence = self._sequences[sequence_index]
         if sequence.stop_string is not None:
@@ -170,6 +177,8 @@ class RequestStream:
         if delta is None or len(delta.token_ids) >= MAX_DELTA_TOKENS:
             delta = self._open_delta(sequence)
         delta.token_ids.append(token_id)
+        if logprobs is not None:
+            delta.logprobs.append(logprobs)
         sequence.num_tokens += 1
         if sequence.text.has_stop_strings:
             self._look_for_stop(sequence, delta, token_id)
@@ -185,6 +194,8 @@ class RequestStream:
             case TokensAppended():
                 for token_id in event.token_ids:
                     self.append(event.sequence_index, token_id, now)
+            case PromptScored():
+                self._score(event)
             case RequestStarted():
                 self._start(event)
             case SequenceFinished():
@@ -229,7 +240,7 @@ class RequestStream:
             num_cached_tokens=event.num_cached_tokens,
         )
         if request.beam is None:
-            started.sampling.CopyFrom(_sampling_in_force(request))
+            started.sampling.CopyFrom(_sampling_in_force(self._admitted))
         else:
             started.beam.CopyFrom(_beam_in_force(request.beam))
         self._buffer.append(inference_pb2.GenerateResponse(started=started))
@@ -280,6 +291,11 @@ class RequestStream:
                     )
                 )
 
+    def _score(self, event: PromptScored) -> None:
+        """Log-probabilities of the prompt go out as they come, in messages of bounded size."""
+        prompt = self._admitted.request.prompt_token_ids
+        self._buffer += prompt_messages(event.offset, prompt, event.logprobs)
+
     # -- deltas ---------------------------------------------------------------------------------
 
     def _open_delta(self, sequence: _Sequence) -> _Delta:
@@ -314,8 +330,9 @@ class RequestStream:
             (delta or self._open_delta(sequence)).texts.append(text)
 
 
-def _sampling_in_force(request: NewRequest) -> inference_pb2.SamplingParams:
-    sampling = request.sampling
+def _sampling_in_force(admitted: AdmittedRequest) -> inference_pb2.SamplingParams:
+    request, sampling = admitted.request, admitted.request.sampling
+    rules = sampling.rules
     return inference_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -324,6 +341,14 @@ def _sampling_in_force(request: NewRequest) -> inference_pb2.SamplingParams:
         seed=sampling.seed,
         n=request.num_sequences,
         first_choice=request.first_choice,
+        typical_p=sampling.typical_p,
+        repetition_penalty=rules.repetition_penalty,
+        presence_penalty=rules.presence_penalty,
+        frequency_penalty=rules.frequency_penalty,
+        logit_bias=dict(zip(rules.bias_token_ids, rules.biases, strict=True)),
+        allowed_token_ids=rules.allowed_token_ids,
+        banned_token_ids=rules.banned_token_ids,
+        bad_words=admitted.bad_words,
     )
 
 

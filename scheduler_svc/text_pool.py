@@ -35,6 +35,10 @@ class TextPool:
             lambda: self._model.encode(text, add_special_tokens=add_special_tokens)
         )
 
+    async def bad_word_ids(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """The token sequences of bad words; see TextModel."""
+        return await self._threads.run(lambda: self._model.bad_word_ids(words))
+
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids; InvalidArgument for one beyond the vocabulary."""
         return await self._threads.run(

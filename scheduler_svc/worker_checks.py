@@ -55,11 +55,14 @@ def capacity_of(ready: worker_pb2.Ready) -> ReplicaCapacity:
 def result_of(message: worker_pb2.StepResult, vocab_size: int) -> StepResult:
     """The result of a step; ProtocolError when it is inconsistent or beyond the vocabulary."""
     result = decode_result(message)
-    for token_ids in (result.token_ids, *(found.token_ids for found in result.candidates)):
+    told = (result.logprobs.top_token_ids, result.prompt_logprobs.top_token_ids)
+    for token_ids in (result.token_ids, *(found.token_ids for found in result.candidates), *told):
         require(
             max(token_ids, default=0) < vocab_size,
-            "it sampled a token id beyond the vocabulary",
+            "it gave a token id beyond the vocabulary",
         )
+    for ranks in (result.logprobs.ranks, result.prompt_logprobs.ranks):
+        require(max(ranks, default=0) <= vocab_size, "it gave a rank beyond the vocabulary")
     return result
 
 

@@ -11,11 +11,13 @@ step of 256 sequences costs some microseconds. Floats travel in single precision
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
 
 from google.protobuf.message import DecodeError
 
 from protos.quire.worker.v1 import worker_pb2
+from shared.codec_checks import require, require_same_length
+from shared.codec_logprobs import decode_logprobs, encode_logprobs
+from shared.codec_sampling import MAX_LOGPROBS, decode_sampling, encode_sampling
 from shared.errors import ProtocolError
 from shared.plan import (
     CacheOp,
@@ -28,10 +30,9 @@ from shared.plan import (
     StepResult,
     TokenMask,
 )
-from shared.sampling import SamplingParams
+from shared.sampling import NO_RULES
 
 PROTOCOL_VERSION = 2
-MAX_TEMPERATURE = 100.0
 MAX_CANDIDATES = 4096
 _WIRE_KINDS = {
     CacheOpKind.SWAP_OUT: worker_pb2.CACHE_OP_KIND_SWAP_OUT,
@@ -48,7 +49,7 @@ def parse_worker_message(frame: bytes) -> worker_pb2.WorkerMessage:
         message.ParseFromString(frame)
     except DecodeError as error:
         raise ProtocolError("a worker sent a malformed frame") from error
-    _require(message.WhichOneof("body") is not None, "a worker sent a frame without a known body")
+    require(message.WhichOneof("body") is not None, "a worker sent a frame without a known body")
     return message
 
 
@@ -59,7 +60,7 @@ def parse_scheduler_message(frame: bytes) -> worker_pb2.SchedulerMessage:
         message.ParseFromString(frame)
     except DecodeError as error:
         raise ProtocolError("the scheduler sent a malformed frame") from error
-    _require(
+    require(
         message.WhichOneof("body") is not None, "the scheduler sent a frame without a known body"
     )
     return message
@@ -95,18 +96,18 @@ def encode_plan(plan: StepPlan) -> worker_pb2.StepPlan:
 
 def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
     """The plan of a message; ProtocolError when it is inconsistent."""
-    _require(message.base_step < message.step, "a plan does not come after its base step")
-    _require_same_length("appended blocks", message.append_handles, message.append_blocks)
-    _require_same_length("chunk sizes", message.chunk_handles, message.chunk_num_tokens)
-    _require_same_length("chunk samples", message.chunk_handles, message.chunk_samples)
-    _require(0 not in message.chunk_num_tokens, "a chunk computes no token")
-    _require_same_length("chosen tokens", message.chosen_handles, message.chosen_token_ids)
+    require(message.base_step < message.step, "a plan does not come after its base step")
+    require_same_length("appended blocks", message.append_handles, message.append_blocks)
+    require_same_length("chunk sizes", message.chunk_handles, message.chunk_num_tokens)
+    require_same_length("chunk samples", message.chunk_handles, message.chunk_samples)
+    require(0 not in message.chunk_num_tokens, "a chunk computes no token")
+    require_same_length("chosen tokens", message.chosen_handles, message.chosen_token_ids)
     forks = tuple(Fork(fork.handle, fork.source_handle, fork.block) for fork in message.forks)
     targets = {fork.handle for fork in forks}
-    _require(len(targets) == len(forks), "a handle is forked twice")
-    _require(not any(fork.source in targets for fork in forks), "a fork is copied by another")
+    require(len(targets) == len(forks), "a handle is forked twice")
+    require(not any(fork.source in targets for fork in forks), "a fork is copied by another")
     masked_handles = tuple(mask.handle for mask in message.token_masks)
-    _require(len(set(masked_handles)) == len(masked_handles), "a sequence has two masks")
+    require(len(set(masked_handles)) == len(masked_handles), "a sequence has two masks")
     return StepPlan(
         step=message.step,
         base_step=message.base_step,
@@ -130,7 +131,7 @@ def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
 
 def _decode_mask(message: worker_pb2.TokenMask) -> TokenMask:
     has_ids, has_bits = bool(message.token_ids), bool(message.bits)
-    _require(has_ids != has_bits, "a mask has not one form")
+    require(has_ids != has_bits, "a mask has not one form")
     return TokenMask(tuple(message.token_ids), message.bits)
 
 
@@ -151,14 +152,16 @@ def encode_result(result: StepResult) -> worker_pb2.StepResult:
             )
             for found in result.candidates
         ],
+        logprobs=encode_logprobs(result.logprobs),
+        prompt_logprobs=encode_logprobs(result.prompt_logprobs),
     )
 
 
 def decode_result(message: worker_pb2.StepResult) -> StepResult:
     """The result of a message; ProtocolError when it is inconsistent."""
-    _require(message.step > 0, "a result names no step")
-    _require_same_length("sampled tokens", message.handles, message.token_ids)
-    _require(0 <= message.execute_s < float("inf"), "a step took no finite time")
+    require(message.step > 0, "a result names no step")
+    require_same_length("sampled tokens", message.handles, message.token_ids)
+    require(0 <= message.execute_s < float("inf"), "a step took no finite time")
     return StepResult(
         step=message.step,
         handles=tuple(message.handles),
@@ -168,73 +171,66 @@ def decode_result(message: worker_pb2.StepResult) -> StepResult:
         ),
         execute_s=message.execute_s,
         candidates=tuple(map(_decode_candidates, message.candidates)),
+        logprobs=decode_logprobs(message.logprobs),
+        prompt_logprobs=decode_logprobs(message.prompt_logprobs),
     )
 
 
 def _decode_candidates(message: worker_pb2.Candidates) -> Candidates:
-    _require_same_length("candidates", message.token_ids, message.log_probs)
-    _require(0 < len(message.token_ids) <= MAX_CANDIDATES, "a beam has no or too many candidates")
+    require_same_length("candidates", message.token_ids, message.log_probs)
+    require(0 < len(message.token_ids) <= MAX_CANDIDATES, "a beam has no or too many candidates")
     log_probs = tuple(message.log_probs)
-    _require(not any(map(math.isnan, log_probs)), "a log-probability is no number")
-    _require(log_probs[0] <= 0, "a log-probability is above 0")
-    _require(list(log_probs) == sorted(log_probs, reverse=True), "candidates are out of order")
+    require(not any(map(math.isnan, log_probs)), "a log-probability is no number")
+    require(log_probs[0] <= 0, "a log-probability is above 0")
+    require(list(log_probs) == sorted(log_probs, reverse=True), "candidates are out of order")
     return Candidates(message.handle, tuple(message.token_ids), log_probs)
 
 
 def _encode_start(start: SequenceStart) -> worker_pb2.SequenceStart:
-    sampling = start.sampling
     return worker_pb2.SequenceStart(
         handle=start.handle,
         token_ids=start.token_ids,
         num_prompt_tokens=start.num_prompt_tokens,
         num_computed_tokens=start.num_computed_tokens,
         block_table=start.block_table,
-        sampling=worker_pb2.SamplingParams(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-        ),
+        sampling=encode_sampling(start.sampling),
         sequence_index=start.sequence_index,
         num_candidates=start.num_candidates,
+        num_prompt_logprobs=start.num_prompt_logprobs,
+        first_prompt_logprob=start.first_prompt_logprob,
     )
 
 
 def _decode_start(message: worker_pb2.SequenceStart) -> SequenceStart:
     num_tokens = len(message.token_ids)
-    _require(
+    require(
         0 < message.num_prompt_tokens <= num_tokens,
         f"a sequence of {num_tokens} tokens has {message.num_prompt_tokens} in its prompt",
     )
-    _require(
+    require(
         message.num_computed_tokens < num_tokens,
         f"a sequence of {num_tokens} tokens has {message.num_computed_tokens} computed",
     )
-    _require(message.num_candidates <= MAX_CANDIDATES, "a beam is to give too many candidates")
+    require(message.num_candidates <= MAX_CANDIDATES, "a beam is to give too many candidates")
+    sampling = decode_sampling(message.sampling)
+    is_drawn = sampling.rules == NO_RULES and sampling.num_logprobs is None
+    require(is_drawn or not message.num_candidates, "a beam is to be drawn")
+    num_prompt_logprobs = None
+    if message.HasField("num_prompt_logprobs"):
+        num_prompt_logprobs = message.num_prompt_logprobs
+        require(num_prompt_logprobs <= MAX_LOGPROBS, "too many log-probabilities are asked for")
+        require(message.first_prompt_logprob > 0, "a first token is to have a log-probability")
     return SequenceStart(
         handle=message.handle,
         token_ids=tuple(message.token_ids),
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
         block_table=tuple(message.block_table),
-        sampling=_decode_sampling(message.sampling),
+        sampling=sampling,
         sequence_index=message.sequence_index,
         num_candidates=message.num_candidates,
-    )
-
-
-def _decode_sampling(message: worker_pb2.SamplingParams) -> SamplingParams:
-    # Each comparison is false for NaN.
-    _require(0 <= message.temperature <= MAX_TEMPERATURE, "a temperature is out of range")
-    _require(0 < message.top_p <= 1, "a top_p is out of range")
-    _require(0 <= message.min_p <= 1, "a min_p is out of range")
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        seed=message.seed,
+        num_prompt_logprobs=num_prompt_logprobs,
+        first_prompt_logprob=message.first_prompt_logprob,
     )
 
 
@@ -251,15 +247,5 @@ def _decode_cache_op(message: worker_pb2.CacheOp) -> CacheOp:
     kind = _KINDS.get(message.kind)
     if kind is None:
         raise ProtocolError(f"a cache operation is of the unknown kind {message.kind}")
-    _require_same_length("moved blocks", message.source_blocks, message.target_blocks)
+    require_same_length("moved blocks", message.source_blocks, message.target_blocks)
     return CacheOp(message.id, kind, tuple(message.source_blocks), tuple(message.target_blocks))
-
-
-def _require_same_length(what: str, left: Sized, right: Sized) -> None:
-    if len(left) != len(right):
-        raise ProtocolError(f"the lists of {what} differ in length: {len(left)}, {len(right)}")
-
-
-def _require(holds: bool, description: str) -> None:
-    if not holds:
-        raise ProtocolError(description)

@@ -9,8 +9,10 @@ from typing import Any
 
 from shared.errors import ModelLoadError
 from shared.fingerprint import FileParts, config_parts, fingerprint, safetensors_parts
+from shared.generation_config import sampling_defaults
 from shared.gguf_file import GgufFile
 from shared.model_spec import ModelSpec, RopeScaling
+from shared.sampling import NEUTRAL_DEFAULTS
 
 MAX_JSON_BYTES = 64 << 20
 LLAMA_MODEL_TYPES = frozenset({"llama", "mistral"})
@@ -18,15 +20,18 @@ LLAMA_MODEL_TYPES = frozenset({"llama", "mistral"})
 JsonObject = Mapping[str, Any]
 
 
-def read_model_spec(path: Path, name: str | None = None) -> ModelSpec:
+def read_model_spec(
+    path: Path, name: str | None = None, *, use_generation_config: bool = True
+) -> ModelSpec:
     """The spec of the model at `path`: a GGUF file, or a folder with config.json and safetensors.
 
-    `name` is what clients call it; by default the file's stem or the folder's name. Raises
+    `name` is what clients call it; by default the file's stem or the folder's name. Without
+    `use_generation_config` a folder sets no sampling defaults; what ends a sequence stays. Raises
     ModelLoadError with a sentence that names the file and what is wrong with it.
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        return _spec_of_folder(path, name or path.resolve().name)
+        return _spec_of_folder(path, name or path.resolve().name, use_generation_config)
     if not path.exists():
         raise ModelLoadError(f"there is no model at {path}")
     return _spec_of_gguf(path, name or path.stem)
@@ -150,7 +155,7 @@ def _gguf_rope_scaling(path: Path, fields: _Fields) -> RopeScaling | None:
     return RopeScaling("linear", fields.number("llama.rope.scaling.factor", 1.0))
 
 
-def _spec_of_folder(folder: Path, name: str) -> ModelSpec:
+def _spec_of_folder(folder: Path, name: str, use_generation_config: bool) -> ModelSpec:
     config_path = folder / "config.json"
     config = _read_json(config_path)
     fields = _Fields(config_path, config)
@@ -189,6 +194,9 @@ def _spec_of_folder(folder: Path, name: str) -> ModelSpec:
                 (*fields.token_ids("eos_token_id"), *generation.token_ids("eos_token_id"))
             ),
             fingerprint=fingerprint(parts),
+            sampling_defaults=sampling_defaults(generation_path, generation.values)
+            if use_generation_config
+            else NEUTRAL_DEFAULTS,
         )
     )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.sampling import NEUTRAL_DEFAULTS, SamplingDefaults
+
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
@@ -50,3 +52,4 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     fingerprint: str
     """Hex digest over the files' metadata, tensor directory and sampled contents."""
+    sampling_defaults: SamplingDefaults = NEUTRAL_DEFAULTS

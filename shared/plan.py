@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from shared.logprobs import NO_LOGPROBS, LogprobRows
 from shared.sampling import SamplingParams
 
 
@@ -46,6 +47,11 @@ class SequenceStart:
     sequence_index: int = 0
     num_candidates: int = 0
     """Above 0 the sequence is a beam: it draws no token, and gives so many candidates for it."""
+    num_prompt_logprobs: int | None = None
+    """With each token of the prompt come its log-probability and those of so many likeliest, when
+    the token before it is computed; None: nothing."""
+    first_prompt_logprob: int = 0
+    """The first place of the prompt whose log-probabilities are wanted still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +147,7 @@ class StepResult:
     failures: Sequence[SequenceFailure] = field(default=())
     execute_s: float = 0.0
     candidates: Sequence[Candidates] = ()
+    logprobs: LogprobRows = NO_LOGPROBS
+    """Of the sampled tokens, one place for each sequence that asked, in the order of `handles`."""
+    prompt_logprobs: LogprobRows = NO_LOGPROBS
+    """Of prompts' tokens, in the order of the plan's chunks."""

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
-from scheduler_svc.admission import Limits
+from scheduler_svc.limits import Limits
 from scheduler_svc.servicers.error_table import ERRORS, LIMITS
 from tests.tree import ROOT
 

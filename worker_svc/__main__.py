@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 def serve(config: WorkerConfig) -> int:
     """Be a worker until drained, stopped or failed; the exit code."""
-    spec = read_model_spec(config.engine.model_path)
+    spec = read_model_spec(config.engine.model_path, use_generation_config=False)
     # Torch takes seconds to import; wrong flags and paths are told without it.
     from worker_svc.engine import resolve_device
     from worker_svc.worker import Refused, StepFailed, Worker

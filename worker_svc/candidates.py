@@ -1,17 +1,13 @@
-"""The likeliest next tokens of beams, with their log-probabilities.
-
-log_prob[t] = logit[t] - max logit - log(sum of exp(logit - max logit)), in float64. On the CPU each
-row is summed by itself in one order, so that a beam's scores can't depend on its neighbours.
-"""
+"""The likeliest next tokens of beams, with their log-probabilities: `worker_svc.logprobs`' rule."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
 from shared.plan import Candidates
+from worker_svc.logprobs import best_ids, log_normalizer
 
 
 def top_candidates(
@@ -26,13 +22,8 @@ def top_candidates(
 
 
 def _of_row(logits: torch.Tensor, handle: int, count: int) -> Candidates:
-    least = logits.topk(count).values[-1]
-    ids = (logits >= least).nonzero()[:, 0]  # ascending; equals of the least may be too many
-    order = logits[ids].sort(descending=True, stable=True).indices[:count]
-    ids = ids[order]
-    highest = logits[ids[0]].double()
-    weights = (logits.double() - highest).exp_()
-    # numpy adds in an order that no number of threads changes
-    total = float(weights.numpy().sum()) if weights.device.type == "cpu" else float(weights.sum())
-    log_probs = (logits[ids].double() - highest - math.log(total)).tolist()
-    return Candidates(handle, ids.tolist(), log_probs)
+    row = logits[None]
+    ids = best_ids(row, count)
+    highest, log_total = log_normalizer(row)
+    log_probs = row.gather(1, ids).double() - highest - log_total
+    return Candidates(handle, ids[0].tolist(), log_probs[0].tolist())

@@ -47,6 +47,8 @@ def _draw(
     weights = _keep_ranks(weights, scores, num_ranks)
     if (rows.min_p > 0).any():
         weights.masked_fill_(weights < _column(rows.min_p, device), 0.0)
+    if (rows.typical_p < 1.0).any():
+        keep_typical(weights, rows.typical_p)
     running = weights.cumsum(dim=-1)
     total = running[:, -1:]
     # Rounding may lift u * total to total, which no running sum passes.
@@ -127,6 +129,24 @@ def _keep_ranks(
     kept = torch.ones_like(scores, dtype=torch.bool)
     kept[picked] = _first_ranks(scores[picked], ranks)
     return weights.masked_fill(~kept, 0.0)
+
+
+def keep_typical(weights: torch.Tensor, typical_p: npt.NDArray[np.float32]) -> None:
+    """Zero `weights` [m, vocab_size], in rows where `typical_p` [m] is below 1, but for the fewest
+    of surprise nearest to the entropy that reach its share, and those as near as the last."""
+    limited = np.flatnonzero(typical_p < 1.0)
+    picked = torch.from_numpy(limited).to(weights.device)
+    kept = weights[picked]
+    total = kept.sum(dim=-1, keepdim=True)
+    surprise = total.log() - kept.log()
+    terms = torch.where(kept > 0, kept * surprise, 0.0)
+    distance = (surprise - terms.sum(dim=-1, keepdim=True) / total).abs()  # inf where excluded
+    ordered, order = distance.sort(dim=-1, stable=True)
+    sums = kept.gather(1, order).cumsum(dim=-1)
+    share = _column(typical_p[limited], weights.device) * total
+    # Summed in another order, all together may miss the share by rounding: then all stay.
+    last = torch.searchsorted(sums, share).clamp_(max=kept.shape[1] - 1)
+    weights[picked] = kept.masked_fill_(distance > ordered.gather(1, last), 0.0)
 
 
 def _first_ranks(scores: torch.Tensor, num_ranks: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ less than (1 - top_p) * S, so the rest reach top_p * S: only they can be in the 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,6 +34,9 @@ def draw_row(logits: torch.Tensor, rows: SamplingRows, index: int, number: float
         ids = _nucleus(scores, weights, ids, top_p)
     if min_p > 0.0:
         ids = np.flatnonzero(weights >= min_p) if ids is None else ids[weights[ids] >= min_p]
+    typical_p = float(rows.typical_p[index])
+    if typical_p < 1.0:
+        ids = typical_ids(weights, np.arange(len(weights)) if ids is None else ids, typical_p)
     if ids is None:
         return _draw(weights, number)
     return int(ids[_draw(weights[ids], number)])
@@ -55,6 +60,20 @@ def _nucleus(
     ranked = _by_rank(scores, candidates if ids is None else ids[candidates])
     count = int(np.searchsorted(np.cumsum(weights[ranked]), top_p * total)) + 1
     return np.sort(ranked[:count])
+
+
+def typical_ids(weights: Weights, ids: Ids, typical_p: float) -> Ids:
+    """Of `ids`, the fewest of surprise nearest to the entropy that reach `typical_p` of their sum;
+    those as near as the last of these stay with it."""
+    ids = ids[weights[ids] > 0]
+    total = float(weights[ids].sum())
+    surprise = math.log(total) - np.log(weights[ids])
+    entropy = float((weights[ids] * surprise).sum()) / total
+    distance = np.abs(surprise - entropy)
+    order = np.argsort(distance, kind="stable")
+    sums = np.cumsum(weights[ids[order]])
+    last = min(int(np.searchsorted(sums, typical_p * total)), len(ids) - 1)
+    return ids[distance <= distance[order[last]]]
 
 
 def _by_rank(scores: npt.NDArray[np.float32], ids: Ids) -> Ids:

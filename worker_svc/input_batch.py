@@ -5,7 +5,7 @@ All sequences of a step lie one after the other in one ragged batch: decodes, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,18 @@ def build_batch(state: RequestState, plan: StepPlan, device: torch.device) -> In
         return None
     _check(state, rows, counts, samples)
     return _assemble(state, rows, counts, samples, device)
+
+
+def build_piece(
+    state: RequestState, row: int, num_new_tokens: int, device: torch.device
+) -> InputBatch:
+    """The next tokens of one sequence alone, with the logits of each; raises ProtocolError as
+    `build_batch` does."""
+    rows, counts = np.array([row]), np.array([num_new_tokens])
+    samples = np.zeros(1, np.bool_)
+    _check(state, rows, counts, samples)
+    piece = _assemble(state, rows, counts, samples, device)
+    return replace(piece, logit_rows=torch.arange(num_new_tokens, device=device))
 
 
 def _check(state: RequestState, rows: Rows, counts: Rows, samples: npt.NDArray[np.bool_]) -> None:

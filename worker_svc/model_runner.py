@@ -14,6 +14,9 @@ from shared.plan import Candidates, SequenceFailure, StepPlan, StepResult
 from worker_svc.candidates import top_candidates
 from worker_svc.input_batch import InputBatch, build_batch
 from worker_svc.kv_cache import KvCache
+from worker_svc.logit_rules import apply_rules
+from worker_svc.logprobs import PlaceLogprobs, flat_rows
+from worker_svc.prompt_logprobs import tell_prompts
 from worker_svc.request_state import RequestState, Rows
 from worker_svc.sampler import sample
 from worker_svc.token_masks import apply_masks, check_masks
@@ -29,6 +32,8 @@ class _Outcome:
     candidates: list[Candidates] = field(default_factory=list)
     unsound: list[int] = field(default_factory=list)
     """Sequences whose logits are no numbers to choose by."""
+    logprobs: dict[int, PlaceLogprobs] = field(default_factory=dict)
+    """Of those sampled tokens of which they are wanted."""
 
 
 class ModelRunner:
@@ -67,10 +72,18 @@ class ModelRunner:
         self.state.apply(plan)
         self.cache.run(plan.cache_ops)
         failed = self._failed_earlier(plan)
+        prompts: dict[int, PlaceLogprobs] = {}
+        unsound: list[int] = []
+        if self.state.num_prompt_logprobs[list(plan.chunk_handles)].any():
+            with torch.inference_mode():
+                plan, prompts, unsound = tell_prompts(self.state, plan, self._forward, self.device)
         batch = build_batch(self.state, plan, self.device)
         check_masks(plan, self.state.vocab_size)
         outcome = _Outcome() if batch is None else self._compute(batch, plan)
-        failed.extend(SequenceFailure(row, "its logits are not finite") for row in outcome.unsound)
+        for row in outcome.unsound:
+            prompts.pop(row, None)
+        unsound += outcome.unsound
+        failed.extend(SequenceFailure(row, "its logits are not finite") for row in unsound)
         return StepResult(
             step=plan.step,
             handles=outcome.handles,
@@ -78,6 +91,8 @@ class ModelRunner:
             failures=failed,
             execute_s=time.perf_counter() - started_s,
             candidates=outcome.candidates,
+            logprobs=flat_rows(outcome.logprobs),
+            prompt_logprobs=flat_rows(prompts),
         )
 
     def _check_limits(self, plan: StepPlan) -> None:
@@ -93,29 +108,54 @@ class ModelRunner:
         failed = rows[self.state.is_failed[rows]].tolist()
         return [SequenceFailure(row, "it failed in an earlier step") for row in failed]
 
-    def _compute(self, batch: InputBatch, plan: StepPlan) -> _Outcome:
-        logits = self.decoder.forward(
+    def _forward(self, batch: InputBatch) -> torch.Tensor:
+        return self.decoder.forward(
             batch.token_ids, batch.attention, self.cache.device_blocks, batch.logit_rows
         )
+
+    def _compute(self, batch: InputBatch, plan: StepPlan) -> _Outcome:
+        logits = self._forward(batch)
         state, rows = self.state, batch.sampling_rows
         state.advance(batch.rows, batch.num_new_tokens)
         if not len(rows):
             return _Outcome()
         with torch.inference_mode():
+            telling = np.flatnonzero(state.num_logprobs[rows])
+            own_logits = logits[torch.from_numpy(telling).to(logits.device)]  # before the rules
+            places, rules = state.rules(rows)
+            if places:
+                apply_rules(logits, places, rules)
             if plan.masks:
                 apply_masks(logits, rows, plan)
             sampled = sample(logits, state.sampling_rows(rows))
+            sampled.is_sound[telling] &= own_logits.amax(dim=-1).isfinite().cpu().numpy()
             is_beam = state.num_candidates[rows] > 0
             beams = np.flatnonzero(is_beam & sampled.is_sound)
             candidates = self._candidates(logits, rows, beams) if len(beams) else []
+            logprobs = {
+                int(rows[place]): self._logprobs(rows[place], own, sampled.token_ids[place])
+                for place, own in zip(telling.tolist(), own_logits, strict=True)
+                if sampled.is_sound[place]
+            }
         drawn = sampled.is_sound & ~is_beam
         token_ids = sampled.token_ids[drawn]
         state.append_tokens(rows[drawn], token_ids)
         unsound = rows[~sampled.is_sound]
         state.is_failed[unsound] = True
         return _Outcome(
-            rows[drawn].tolist(), token_ids.tolist(), candidates, np.unique(unsound).tolist()
+            rows[drawn].tolist(),
+            token_ids.tolist(),
+            candidates,
+            np.unique(unsound).tolist(),
+            logprobs,
         )
+
+    def _logprobs(self, row: np.int64, logits: torch.Tensor, token_id: np.int64) -> PlaceLogprobs:
+        """What is told of the token that `row` drew by its own `logits` [vocab_size]."""
+        num_top = int(self.state.num_logprobs[row]) - 1
+        places = PlaceLogprobs(min(num_top, self.state.vocab_size))
+        places.add(logits[None], [int(token_id)])
+        return places
 
     def _candidates(self, logits: torch.Tensor, rows: Rows, beams: Rows) -> list[Candidates]:
         """Of the sampling `rows`, those at the places `beams`."""

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from shared.errors import ProtocolError
 from shared.plan import Fork, SequenceStart, StepPlan
+from shared.sampling import NO_RULES
+from worker_svc.logit_rules import RowRules
 from worker_svc.sampling_rows import SamplingRows
 
 MAX_HANDLES = 1 << 16
@@ -63,8 +65,17 @@ class RequestState:
         self._top_k = np.zeros(num_rows, np.int64)
         self._top_p = np.zeros(num_rows, np.float32)
         self._min_p = np.zeros(num_rows, np.float32)
+        self._typical_p = np.zeros(num_rows, np.float32)
         self._seed = np.zeros(num_rows, np.uint64)
         self._sequence_index = np.zeros(num_rows, np.int64)
+        self.num_logprobs = np.zeros(num_rows, np.int64)
+        """What is told of each sampled token: itself and the likeliest; 0 is nothing."""
+        self.num_prompt_logprobs = np.zeros(num_rows, np.int64)
+        """The same of each token of the prompt from `first_prompt_logprob` on."""
+        self.first_prompt_logprob = np.zeros(num_rows, np.int64)
+        self._has_rules = np.zeros(num_rows, np.bool_)
+        self._rules: dict[int, RowRules] = {}
+        """Of the rows that have any; live ones, and older ones until they are used again."""
 
     def reset(self, step: int = 0) -> None:
         """Forget every sequence, as after `step`."""
@@ -114,10 +125,20 @@ class RequestState:
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],
             min_p=self._min_p[rows],
+            typical_p=self._typical_p[rows],
             seed=self._seed[rows],
             sequence_index=self._sequence_index[rows],
             output_position=self.num_tokens[rows] - self.num_prompt_tokens[rows],
         )
+
+    def rules(self, rows: Rows) -> tuple[list[int], list[RowRules]]:
+        """The places in `rows` of those that have rules for the token that is to be drawn, and
+        these rules."""
+        places: list[int] = np.flatnonzero(self._has_rules[rows]).tolist()
+        rules = [self._rules[row] for row in rows[places].tolist()]
+        for row, one in zip(rows[places], rules, strict=True):
+            one.catch_up(self.tokens[row, : self.num_tokens[row]])
+        return places, rules
 
     def _start(self, start: SequenceStart) -> None:
         handle, num_tokens = start.handle, len(start.token_ids)
@@ -138,15 +159,30 @@ class RequestState:
         self.num_tokens[handle] = num_tokens
         self.num_prompt_tokens[handle] = start.num_prompt_tokens
         self.num_computed[handle] = start.num_computed_tokens
-        self._temperature[handle] = start.sampling.temperature
-        self._top_k[handle] = start.sampling.top_k
-        self._top_p[handle] = start.sampling.top_p
-        self._min_p[handle] = start.sampling.min_p
-        self._seed[handle] = start.sampling.seed
-        self._sequence_index[handle] = start.sequence_index
+        self._set_sampling(start)
         self.num_candidates[handle] = start.num_candidates
         self.is_failed[handle] = False
         self.is_live[handle] = True
+
+    def _set_sampling(self, start: SequenceStart) -> None:
+        handle, sampling = start.handle, start.sampling
+        self._temperature[handle] = sampling.temperature
+        self._top_k[handle] = sampling.top_k
+        self._top_p[handle] = sampling.top_p
+        self._min_p[handle] = sampling.min_p
+        self._typical_p[handle] = sampling.typical_p
+        self._seed[handle] = sampling.seed
+        self._sequence_index[handle] = start.sequence_index
+        self.num_logprobs[handle] = _count(sampling.num_logprobs)
+        self.num_prompt_logprobs[handle] = _count(start.num_prompt_logprobs)
+        self.first_prompt_logprob[handle] = start.first_prompt_logprob
+        self._has_rules[handle] = sampling.rules != NO_RULES
+        if self._has_rules[handle]:
+            if max(sampling.rules.all_token_ids(), default=0) >= self.vocab_size:
+                raise ProtocolError(f"sequence {handle} has rules beyond the vocabulary")
+            self._rules[handle] = RowRules(sampling.rules, start.num_prompt_tokens)
+        else:
+            self._rules.pop(handle, None)
 
     def _fork(self, fork: Fork) -> None:
         [source] = self.rows([fork.source])
@@ -207,3 +243,8 @@ class RequestState:
     def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """All that has a row for each handle."""
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+
+
+def _count(num_logprobs: int | None) -> int:
+    """The chosen token counts as one."""
+    return 0 if num_logprobs is None else 1 + num_logprobs

@@ -1,14 +1,22 @@
 """Draws the next token of each row from its logits, by one rule.
 
-For a row with temperature T (see `shared.sampling` for the order of the filters):
+For a row with temperature T, in this order:
 
+    log-probabilities   of the model's own logits, before all that follows: `worker_svc.logprobs`
+    rules     penalties, biases, exclusions by token id: `worker_svc.logit_rules`
+    mask      of a constraint, which leaves the tokens that may come: `worker_svc.token_masks`
     w[t] = exp((logit[t] - max logit) / T)              float64
-    rank   by logit, highest first, equal logits by the lower token id
-    top_k  keeps the first k ranks
-    top_p  keeps, of those, the fewest first ranks whose weights reach top_p of their sum
-    min_p  keeps, of those, the tokens with w >= min_p (the best token has w = 1)
-    draw   the first token, in the order of ids, at which the running sum of the kept weights
-           passes u * (their sum), u from `worker_svc.philox`
+    rank      by logit, highest first, equal logits by the lower token id
+    top_k     keeps the first k ranks
+    top_p     keeps, of those, the fewest first ranks whose weights reach top_p of their sum
+    min_p     keeps, of those, the tokens with w >= min_p (the best token has w = 1)
+    typical_p keeps, of those, by the entropy H of their distribution p, the tokens in the order of
+              |-log p[t] - H|, least first, until their weights reach typical_p of the sum; equals
+              of the last stay (Meister et al., Locally Typical Sampling, TACL 2023, section 4)
+    draw      the first token, in the order of ids, at which the running sum of the kept weights
+              passes u * (their sum), u from `worker_svc.philox`
+
+A row with a temperature below GREEDY_BELOW_TEMPERATURE takes its first rank after the rules.
 
 On the CPU each row is computed by itself, so that its token can't depend on its neighbours; on a
 GPU many rows go in one launch, where the order of a row's float64 sums is the device's.
@@ -36,11 +44,13 @@ class Sampled:
     token_ids: npt.NDArray[np.int64]
     """Meaningless where `is_sound` is false."""
     is_sound: npt.NDArray[np.bool_]
-    """False where the logits hold a NaN, or their largest is infinite."""
+    """False where the logits hold a NaN, or their largest is infinite; so also where nothing is
+    left to draw."""
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
-    """Draw one token a row from `logits` [n, vocab_size] float32."""
+    """Draw one token a row from `logits` [n, vocab_size] float32, which rules and masks have gone
+    over."""
     token_ids, highest = _best(logits)
     is_sound = np.isfinite(highest)
     drawn = np.flatnonzero((rows.temperature >= GREEDY_BELOW_TEMPERATURE) & is_sound)

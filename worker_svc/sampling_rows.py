@@ -16,6 +16,7 @@ class SamplingRows:
     top_k: npt.NDArray[np.int64]
     top_p: npt.NDArray[np.float32]
     min_p: npt.NDArray[np.float32]
+    typical_p: npt.NDArray[np.float32]
     seed: npt.NDArray[np.uint64]
     sequence_index: npt.NDArray[np.int64]
     output_position: npt.NDArray[np.int64]
@@ -28,6 +29,7 @@ class SamplingRows:
             top_k=self.top_k[rows],
             top_p=self.top_p[rows],
             min_p=self.min_p[rows],
+            typical_p=self.typical_p[rows],
             seed=self.seed[rows],
             sequence_index=self.sequence_index[rows],
             output_position=self.output_position[rows],

@@ -79,9 +79,10 @@ class KVCacheManager:
 
     def find_prefix(self, seq: Sequence) -> PrefixMatch:
         """The longest unbroken chain of published blocks that `seq`, not running, starts with,
-        and who computes the next ones. It leaves at least one token to compute."""
+        and who computes the next ones. It leaves at least one token to compute, and all of a prompt
+        that is to be scored."""
         match = PrefixMatch(parent=seq.namespace)
-        if not self._is_cached(seq):
+        if not self._is_cached(seq) or seq.owes_scores:
             return match
         num_usable = (len(seq.token_ids) - 1) // self.block_size
         packed, width = self._pack(seq, num_usable)

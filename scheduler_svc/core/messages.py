@@ -9,13 +9,14 @@ all other events are of one request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from scheduler_svc.core.constraint import TokenConstraint
 from shared.ids import ReplicaId, RequestId
+from shared.logprobs import Logprobs
 from shared.sampling import BeamParams, SamplingParams
 
 DEFAULT_TENANT = "default"
@@ -69,6 +70,9 @@ class NewRequest:
     constraint: TokenConstraint | None = None
     """What each sequence must obey, from its first token on; each gets a copy. None in a beam
     search."""
+    num_prompt_logprobs: int | None = None
+    """With each token of the prompt but the first come its log-probability and those of so many
+    likeliest ones, given by sequence 0; None: nothing."""
     priority: int = 0
     queue_timeout_s: float | None = None
     """Seconds from its submission in which it must start."""
@@ -131,6 +135,8 @@ class TokensStep:
 
     sequences: Sequence[SequenceRef]
     token_ids: Sequence[int]
+    logprobs: Mapping[int, Logprobs] | None = None
+    """One place for each `i` whose sequence asked for it; None where none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,16 @@ class TokensAppended:
     request_id: RequestId
     sequence_index: int
     token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of the prompt's tokens from place `offset` on, by sequence 0. Over all
+    events of a request each place from 1 on comes once, in order, before the sequence's tokens."""
+
+    request_id: RequestId
+    offset: int
+    logprobs: Logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +199,14 @@ class RequestFailed:
     message: str
 
 
-RequestEvent = RequestStarted | TokensAppended | SequenceFinished | RequestRecovered | RequestFailed
+RequestEvent = (
+    RequestStarted
+    | PromptScored
+    | TokensAppended
+    | SequenceFinished
+    | RequestRecovered
+    | RequestFailed
+)
 """What the shell hands to the front of one request."""
 
 Event = RequestEvent | TokensStep

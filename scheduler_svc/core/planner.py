@@ -21,7 +21,7 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.kv_cache_manager import PrefixMatch
 from scheduler_svc.core.placement import Placement, may_take
-from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.replica import PromptPlaces, Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Ints
 from scheduler_svc.core.step_cost import StepWork, attention_of
@@ -119,6 +119,8 @@ class StepPlanner:
         self._chunk_attention += attention_of(depth, num_new)
         end, is_all = depth + num_new, num_new == remaining
         self._note_chunk(seq, num_new, is_last=is_all)
+        if seq.owes_scores:
+            self._score_prompt(seq, depth, end)
         if seq.request.beams is not None:
             self._draft.compute_prompt(seq.row, end, num_new, gives=is_all)
             return
@@ -126,6 +128,15 @@ class StepPlanner:
         if depth + num_new >= seq.num_prompt_tokens - 1:
             # All that siblings can share; its last token may come by the way of decodes.
             self._waiting.release_held(seq.request)
+
+    def _score_prompt(self, seq: Sequence, depth: int, end: int) -> None:
+        """Have the places told that computing the tokens from `depth` to `end` tells of."""
+        first = max(depth + 1, seq.num_scored)
+        last = min(end, seq.num_prompt_tokens - 1)
+        num_top = seq.request.new.num_prompt_logprobs
+        if first <= last and num_top is not None:
+            generation = int(self._replica.table.generation[seq.row])
+            self._draft.score_prompt(seq.row, PromptPlaces(first, last + 1, num_top, generation))
 
     def _note_chunk(self, seq: Sequence, num_new: int, *, is_last: bool) -> None:
         """The story tells of a prompt's chunks once, when the last one is planned."""
@@ -167,7 +178,10 @@ class StepPlanner:
         return StepWork(num_decodes=num_rows, decode_context=int(context))
 
     def _work(self) -> StepWork | None:
-        """What the cost model is to learn from; None for a step like many others."""
+        """What the cost model is to learn from; None for a step like many others, and for one
+        that scores prompts, which costs more."""
+        if self._draft.record.prompt_places:
+            return None
         if not self._num_chunk_tokens and self._draft.record.step % LEARNING_INTERVAL:
             return None
         return self._decode_work()._replace(
@@ -289,7 +303,7 @@ class StepPlanner:
     def _find_match(self, seq: Sequence) -> PrefixMatch | None:
         """What `seq` can start with here; None while a sibling here computes their prompt."""
         match = self._replica.kv.find_prefix(seq)
-        if len(seq.request.sequences) == 1:
+        if len(seq.request.sequences) == 1 or seq.owes_scores:
             return match
         table = self._replica.table
         for sibling in seq.request.sequences:
@@ -324,6 +338,8 @@ class StepPlanner:
                 sampling=new.sampling,
                 sequence_index=new.first_choice + seq.index,
                 num_candidates=0 if beams is None else beams.num_candidates,
+                num_prompt_logprobs=new.num_prompt_logprobs if seq.owes_scores else None,
+                first_prompt_logprob=seq.num_scored if seq.owes_scores else 0,
             )
         )
         self._compute(seq)

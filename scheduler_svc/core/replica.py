@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler_svc.core.beam import BeamSearch, num_candidates
 from scheduler_svc.core.beam_group import BeamGroup
@@ -19,6 +20,16 @@ from scheduler_svc.core.step_cost import StepCost, StepWork
 from shared.ids import ReplicaId, RequestId
 
 MAX_PLANS_IN_FLIGHT = 2
+
+
+class PromptPlaces(NamedTuple):
+    """Places of a prompt whose log-probabilities a step tells: from `first` to before `end`."""
+
+    first: int
+    end: int
+    num_top: int
+    generation: int
+    """Of its row."""
 
 
 @dataclass(slots=True)
@@ -46,6 +57,10 @@ class StepRecord:
     candidate_rows: list[int] = field(default_factory=list)
     """Beams that give candidates, in the plan's order."""
     candidate_generations: list[int] = field(default_factory=list)
+    num_logprobs: dict[int, int] = field(default_factory=dict)
+    """Sampling rows whose tokens' log-probabilities are told, each with how many likeliest ones."""
+    prompt_places: dict[int, PromptPlaces] = field(default_factory=dict)
+    """The same for rows whose prompts' are told, in the plan's order."""
     swapped: dict[int, Sequence] = field(default_factory=dict)
     """Rows that this plan computes and a later one copies out; their failure must be heard."""
 

@@ -85,6 +85,8 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     """Digests of the leading blocks, as far as they were needed."""
     digest_block_size: int = 0
+    num_scored: int = 1
+    """Places of the prompt whose log-probabilities are given; the first one has none."""
     num_preemptions: int = 0
     chunk_sizes: list[int] = field(default_factory=list)
     """While its prompt is computed in several steps: the tokens of each."""
@@ -108,6 +110,13 @@ class Sequence:
     @property
     def uses_prefix_cache(self) -> bool:
         return not self.request.new.bypass_prefix_cache
+
+    @property
+    def owes_scores(self) -> bool:
+        """Whether log-probabilities of its prompt are asked for and not all given. Until they are
+        it starts from no cached token: what is not computed is not told."""
+        asked = self.request.new.num_prompt_logprobs
+        return asked is not None and self.index == 0 and self.num_scored < self.num_prompt_tokens
 
     @property
     def is_running(self) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler_svc.core.constraint import ConstraintBroken
+from scheduler_svc.core.logprobs import check_logprobs
 from scheduler_svc.core.messages import FinishReason, NewRequest, SequenceRef
 from scheduler_svc.core.replica import Replica, StepRecord
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Bools, Ints
 from shared.errors import ProtocolError
+from shared.logprobs import Logprobs
 from shared.plan import StepResult
 
 
@@ -37,6 +40,8 @@ class StepOutcome:
     endings: list[Ending] = field(default_factory=list)
     broken: list[tuple[Sequence, str]] = field(default_factory=list)
     """Sequences whose constraint can't go on, with what went wrong."""
+    logprobs: Mapping[int, Logprobs] | None = None
+    """Of those `token_ids[i]` of which they are asked for."""
 
 
 def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints]:
@@ -62,6 +67,7 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
     _check_candidates(replica, record, result)
     if list(result.handles) != planned:
         raise ProtocolError(f"the handles of the result of step {result.step} don't fit its plan")
+    check_logprobs(record, result)
     return record, token_ids
 
 
@@ -126,7 +132,12 @@ def apply_tokens(
     is_last = table.append_tokens(index, rows, token_ids)
     is_stop = table.is_stop(index, token_ids)
     is_last |= is_stop
-    return _outcome(replica, rows, token_ids, is_stop, is_last)
+    outcome = _outcome(replica, rows, token_ids, is_stop, is_last)
+    if result.logprobs.handles:
+        found = result.logprobs.by_handle()
+        kept = rows[~is_stop].tolist()
+        outcome.logprobs = {at: found[row] for at, row in enumerate(kept) if row in found}
+    return outcome
 
 
 def _publish_chunks(replica: Replica, record: StepRecord) -> None:

@@ -16,6 +16,7 @@ from scheduler_svc.core.counters import Counters
 from scheduler_svc.core.deadlines import Deadlines, why_late
 from scheduler_svc.core.endings import Endings, take_off
 from scheduler_svc.core.invariants import check_scheduler
+from scheduler_svc.core.logprobs import score_prompts
 from scheduler_svc.core.messages import (
     Event,
     FailureKind,
@@ -217,9 +218,10 @@ class Scheduler:
                 if seq.state is not SequenceState.FINISHED:
                     kind = FailureKind.SEQUENCE_FAILED
                     events.append(self._endings.fail(seq.request, kind, message))
+        events += score_prompts(source, record, result)
         outcome = apply_tokens(source, record, result, token_ids)
         if outcome.refs:
-            events.append(TokensStep(outcome.refs, outcome.token_ids))
+            events.append(TokensStep(outcome.refs, outcome.token_ids, outcome.logprobs))
         events.extend(self._endings.finish(ending) for ending in outcome.endings)
         for seq, message in outcome.broken:
             if seq.state is not SequenceState.FINISHED:

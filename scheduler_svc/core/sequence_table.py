@@ -63,6 +63,8 @@ class SequenceTable:
         self._refs: npt.NDArray[np.object_] = np.empty(num_rows, np.object_)
         self._named_rows: Ints | None = None  # what refs gave last, while no row has changed
         self._names: list[SequenceRef] = []
+        self.num_logprobs: dict[int, int] = {}
+        """Rows whose tokens' log-probabilities are told, each with how many likeliest ones."""
         self.num_active = 0
         self.top = 0
         """Rows from here on have no sequence."""
@@ -107,6 +109,8 @@ class SequenceTable:
         self._sequences[row] = seq
         self._refs[row] = seq.ref
         self._named_rows = None
+        if seq.request.new.sampling.num_logprobs is not None:
+            self.num_logprobs[row] = seq.request.new.sampling.num_logprobs
         self.num_active += 1
         self.top = max(self.top, row + 1)
 
@@ -124,6 +128,7 @@ class SequenceTable:
         self._refs[row] = self._named_rows = None
         self.limit[row] = self.num_total[row] = self.num_computed[row] = 0
         self.generation[row] += 1
+        self.num_logprobs.pop(row, None)
         self.num_active -= 1
         while self.top and self._sequences[self.top - 1] is None:
             self.top -= 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from scheduler_svc.core.replica import StepRecord
+from scheduler_svc.core.replica import PromptPlaces, StepRecord
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Ints, SequenceTable, row_index
 from shared.plan import CacheOp, CacheOpKind, Fork, SequenceStart, StepPlan, TokenMask
@@ -86,6 +86,10 @@ class StepDraft:
         self._chunk_samples.append(samples)
         if samples:
             self._sampled_rows.append(row)
+
+    def score_prompt(self, row: int, places: PromptPlaces) -> None:
+        """The chunk of `row` tells log-probabilities of its prompt at `places`."""
+        self.record.prompt_places[row] = places
 
     def swap_out(self, device_blocks: list[int], host_blocks: list[int]) -> None:
         self._move(CacheOpKind.SWAP_OUT, device_blocks, host_blocks)
@@ -168,6 +172,8 @@ class StepDraft:
         table.last_step[index] = record.step
         record.sample_rows, record.sample_index = rows, index
         record.sample_generations = np.array(table.generation[index])
+        if asked := table.num_logprobs:
+            record.num_logprobs = {row: asked[row] for row in record.sample_handles if row in asked}
 
     def _fill_candidates(self, table: SequenceTable) -> None:
         record = self.record

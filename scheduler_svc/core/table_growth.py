@@ -131,7 +131,10 @@ class TableGrowth:
         victim.num_preemptions += 1
         self._counters.preemptions += 1
         self._has_preempted = True
-        is_swap = should_swap(self._replica, self._config.preemption_mode, num_tokens)
+        # What plans in flight tell of a prompt is lost with its row: it must be computed again.
+        is_swap = not victim.owes_scores and should_swap(
+            self._replica, self._config.preemption_mode, num_tokens
+        )
         how = "swapped to the host" if is_swap else "dropped, to be computed again"
         self._stories.note(
             victim,

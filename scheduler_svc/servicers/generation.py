@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -101,6 +101,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
                     request,
                     await self._prompt_token_ids(request),
                     constraint=await self._constraints.compile(request, eos_token_ids),
+                    bad_words=await self._bad_words(request),
                     tenant=tenant,
                     deadline_s=context.time_remaining(),
                 )
@@ -153,6 +154,10 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
             return (await self._text_pool.render_chat(turns))[1]
         return list(request.token_ids.ids)
 
+    async def _bad_words(self, request: inference_pb2.GenerateRequest) -> Sequence[tuple[int, ...]]:
+        words = request.sampling.bad_words
+        return await self._text_pool.bad_word_ids(words) if words else ()
+
     def _new_stream(
         self, admitted: AdmittedRequest, arrival_s: float, lease: Lease
     ) -> RequestStream:
@@ -161,7 +166,11 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         parts: dict[str, Any] = {
             "model_name": self._spec.name,
             "new_text": partial(
-                self._text_model.stream, request.prompt_token_ids, admitted.stop_strings
+                self._text_model.stream,
+                request.prompt_token_ids,
+                admitted.stop_strings,
+                include_stop_string=admitted.include_stop_string,
+                min_tokens=admitted.min_tokens,
             ),
             "stop_sequence": lambda index: self._engine.post(
                 StopSequence(request.request_id, index, stream)

@@ -21,7 +21,8 @@ class TextDelta:
     """What some tokens added to the text."""
 
     text: str
-    """The text that became certain, without the stop string and what follows it."""
+    """The text that became certain, without what follows the stop string, and without itself unless
+    it is to be included."""
     stop_string: str | None
     """The stop string that ended the sequence."""
     num_tokens_kept: int
@@ -44,9 +45,14 @@ class SequenceText:
         prompt_token_ids: Sequence[int],
         stop_strings: Sequence[str],
         strips_leading_space: bool,
+        *,
+        include_stop_string: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """`token_bytes` by id; `skipped_ids` are no text. `strips_leading_space` applies to a
-        sequence without a prompt, whose text starts at its first token."""
+        sequence without a prompt, whose text starts at its first token. With `include_stop_string`
+        the text ends with the stop string; the text that becomes certain by one of the first
+        `min_tokens` tokens is not searched for any."""
         self._token_bytes = token_bytes
         self._skipped_ids = skipped_ids
         self._partial = b""
@@ -54,7 +60,8 @@ class SequenceText:
         self._prompt_rest = self._partial_character(prompt_token_ids)
         """Bytes of the prompt that wait for the rest of their character."""
         self._strips_space = strips_leading_space and not prompt_token_ids
-        self._matcher = StopStringMatcher(stop_strings)
+        self._matcher = StopStringMatcher(stop_strings, include_match=include_stop_string)
+        self._num_unsearched = min_tokens
         self.has_stop_strings = bool(stop_strings)
         self._is_stopped = False
 
@@ -65,6 +72,10 @@ class SequenceText:
         assert not self._is_stopped
         texts: list[str] = []
         for num_tokens, token_id in enumerate(token_ids, start=1):
+            if self._num_unsearched:
+                self._num_unsearched -= 1
+                texts.append(self._decode((token_id,)))
+                continue
             text, match = self._matcher.append(self._decode((token_id,)))
             texts.append(text)
             if match is not None:

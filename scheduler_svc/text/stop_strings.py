@@ -24,9 +24,11 @@ class StopMatch:
 class StopStringMatcher:
     """The stop strings of one sequence over its text."""
 
-    def __init__(self, stop_strings: Sequence[str]) -> None:
-        """Stop strings are not empty."""
+    def __init__(self, stop_strings: Sequence[str], *, include_match: bool = False) -> None:
+        """Stop strings are not empty. With `include_match` the one that is found belongs to the
+        text before it."""
         assert all(stop_strings)
+        self._include_match = include_match
         self._automata = [_PrefixAutomaton(stop_string) for stop_string in stop_strings]
         self._held = ""
 
@@ -41,7 +43,8 @@ class StopStringMatcher:
             if matched:
                 longest = max(matched, key=lambda automaton: len(automaton.pattern)).pattern
                 self._held = ""
-                return buffer[: end - len(longest)], StopMatch(longest)
+                certain = end if self._include_match else end - len(longest)
+                return buffer[:certain], StopMatch(longest)
         num_held = max(automaton.state for automaton in self._automata)
         certain = len(buffer) - num_held
         self._held = buffer[certain:]

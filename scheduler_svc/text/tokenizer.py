@@ -68,6 +68,16 @@ class TextModel:
         )
         return list(encoding.ids)
 
+    def bad_word_ids(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """The token sequences that spell each of `words`, as it is and after a space; each once.
+
+        Raises InvalidArgument as encode does.
+        """
+        _require_unicode("".join(words))
+        texts = [text for word in words for text in (word, " " + word)]
+        encodings = self._vocabulary.encoder.encode_batch_fast(texts, add_special_tokens=False)
+        return list(dict.fromkeys(tuple(found.ids) for found in encodings if found.ids))
+
     def encode_rendered(self, text: str) -> list[int]:
         """The ids of a conversation as render_chat gave it; nothing is added around it, for the
         template has put BOS and the like in already.
@@ -110,14 +120,24 @@ class TextModel:
             return RenderedChat(self._template.render(messages))
         return self._guard.guard(self._template.render(marked))
 
-    def stream(self, prompt_token_ids: Sequence[int], stop_strings: Sequence[str]) -> SequenceText:
-        """A decoder for the sequence that follows a prompt; special tokens are no text."""
+    def stream(
+        self,
+        prompt_token_ids: Sequence[int],
+        stop_strings: Sequence[str],
+        *,
+        include_stop_string: bool = False,
+        min_tokens: int = 0,
+    ) -> SequenceText:
+        """A decoder for the sequence that follows a prompt; special tokens are no text. See
+        SequenceText for the options."""
         return SequenceText(
             self._vocabulary.token_bytes,
             self._vocabulary.special_ids,
             prompt_token_ids,
             stop_strings,
             self._vocabulary.strips_leading_space,
+            include_stop_string=include_stop_string,
+            min_tokens=min_tokens,
         )
 
 

@@ -17,9 +17,11 @@ import zmq.asyncio
 
 from protos.quire.worker.v1 import worker_pb2
 from shared.codec import PROTOCOL_VERSION, decode_plan, encode_result
+from shared.logprobs import Logprobs
 from shared.plan import Candidates, SequenceFailure, SequenceStart, StepPlan, StepResult
 from tests.api.tiny_model import VOCAB_SIZE
 from tests.masks import ids_of
+from tests.told import rows_of, told_of
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -39,10 +41,18 @@ def continuation(prompt: Sequence[int], num_tokens: int, next_token: NextToken) 
 
 @dataclass(slots=True)
 class _State:
+    start: SequenceStart
     token_ids: list[int]
     num_computed: int
     num_blocks: int
     num_candidates: int
+
+    def told_places(self, num_tokens: int) -> range:
+        """Places of the prompt that computing so many tokens tells of."""
+        if self.start.num_prompt_logprobs is None:
+            return range(0)
+        end = min(self.num_computed + num_tokens + 1, self.start.num_prompt_tokens)
+        return range(max(self.num_computed + 1, self.start.first_prompt_logprob), end)
 
 
 @dataclass
@@ -226,6 +236,8 @@ class FakeWorker:
         token_ids: list[int] = []
         failures: list[SequenceFailure] = []
         candidates: list[Candidates] = []
+        told: dict[int, Logprobs] = {}
+        told_prompts: dict[int, Logprobs] = {}
         rows = [(handle, 1, True) for handle in plan.decode_handles]
         rows += zip(plan.chunk_handles, plan.chunk_num_tokens, plan.chunk_samples, strict=True)
         for handle, num_tokens, samples in rows:
@@ -234,6 +246,9 @@ class FakeWorker:
                 # Also in the plan that was on its way when the first failure was told.
                 failures.append(SequenceFailure(handle, "made to fail"))
                 continue
+            if places := state.told_places(num_tokens):
+                num_top = state.start.num_prompt_logprobs or 0
+                told_prompts[handle] = told_of(state.token_ids, places, num_top)
             state.num_computed += num_tokens
             assert state.num_computed <= len(state.token_ids), "more computed than known"
             assert state.num_computed <= state.num_blocks * self.block_size, "beyond its blocks"
@@ -248,7 +263,19 @@ class FakeWorker:
                 state.token_ids.append(token)
                 handles.append(handle)
                 token_ids.append(token)
-        return StepResult(plan.step, handles, token_ids, failures, 0.001, candidates)
+                if (num_asked := state.start.sampling.num_logprobs) is not None:
+                    last = len(state.token_ids) - 1
+                    told[handle] = told_of(state.token_ids, range(last, last + 1), num_asked)
+        return StepResult(
+            plan.step,
+            handles,
+            token_ids,
+            failures,
+            0.001,
+            candidates,
+            rows_of(told),
+            rows_of(told_prompts),
+        )
 
     def _candidates(self, handle: int, state: _State) -> Candidates:
         """The next token is certain; after it come the other letters, ever less likely."""
@@ -260,6 +287,7 @@ class FakeWorker:
 
     def _start(self, start: SequenceStart) -> None:
         self._states[start.handle] = _State(
+            start,
             list(start.token_ids),
             start.num_computed_tokens,
             len(start.block_table),

@@ -11,9 +11,10 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 
 from protos.quire.inference.v1 import inference_pb2
-from scheduler_svc.admission import Admission, Limits
+from scheduler_svc.admission import Admission
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.limits import Limits
 from scheduler_svc.servicers.error_table import LIMITS
 from scheduler_svc.text.tokenizer import TextModel
 from shared.errors import InvalidArgument

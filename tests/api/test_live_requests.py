@@ -10,6 +10,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.live_requests import LiveRequests
 from shared.errors import QuireError
 from shared.ids import RequestId
+from shared.logprobs import Logprobs
 from tests.core.driver import R1, Driver, make_request
 
 
@@ -17,7 +18,9 @@ class Sink:
     def __init__(self) -> None:
         self.events: list[RequestEvent] = []
 
-    def append(self, sequence_index: int, token_id: int, now: float) -> None:
+    def append(
+        self, sequence_index: int, token_id: int, now: float, logprobs: Logprobs | None
+    ) -> None:
         raise AssertionError("no step ran")
 
     def deliver(self, event: RequestEvent, now: float) -> None:

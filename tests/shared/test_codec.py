@@ -164,7 +164,7 @@ START = worker_pb2.SequenceStart(
     token_ids=[5, 6, 7],
     num_prompt_tokens=2,
     num_computed_tokens=2,
-    sampling=worker_pb2.SamplingParams(temperature=1, top_p=1),
+    sampling=worker_pb2.SamplingParams(temperature=1, top_p=1, typical_p=1),
 )
 
 
@@ -223,6 +223,8 @@ BROKEN_PLANS = {
         step=1, token_masks=[MASK(handle=1, token_ids=[1], bits=b"1")]
     ),
     "two masks of one": worker_pb2.StepPlan(step=1, token_masks=[MASK(bits=b"1"), MASK(bits=b"2")]),
+    "typical_p zero": start_with(sampling={"typical_p": 0}),
+    "typical_p NaN": start_with(sampling={"typical_p": NAN}),
 }
 
 

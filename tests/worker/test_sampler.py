@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from transformers import TypicalLogitsWarper
 
 from shared.sampling import SamplingParams
 from worker_svc import draw_batch
+from worker_svc.draw_row import typical_ids
 from worker_svc.philox import uniforms
 from worker_svc.sampler import sample
 from worker_svc.sampling_rows import SamplingRows
@@ -21,6 +24,7 @@ def rows_of(params: Sequence[SamplingParams], positions: Sequence[int]) -> Sampl
         top_k=np.array([p.top_k for p in params], np.int64),
         top_p=np.array([p.top_p for p in params], np.float32),
         min_p=np.array([p.min_p for p in params], np.float32),
+        typical_p=np.array([p.typical_p for p in params], np.float32),
         seed=np.array([p.seed for p in params], np.uint64),
         sequence_index=np.zeros(len(params), np.int64),
         output_position=np.array(positions, np.int64),
@@ -41,8 +45,21 @@ def oracle(logits: np.ndarray, params: SamplingParams, number: float) -> int:
         reached = np.cumsum(weights[ranked]) >= share
         ranked = ranked[: int(reached.argmax()) + 1]
     kept = [token for token in ranked if weights[token] >= float(np.float32(params.min_p))]
+    if params.typical_p < 1.0:
+        kept = typical_of(weights, sorted(kept), float(np.float32(params.typical_p)))
     running = np.cumsum([weights[token] for token in sorted(kept)])
     return sorted(kept)[int(np.searchsorted(running, number * running[-1], side="right"))]
+
+
+def typical_of(weights: np.ndarray, kept: list[int], typical_p: float) -> list[int]:
+    share = weights[kept] / weights[kept].sum()
+    entropy = -(share * np.log(share)).sum()
+    distance = np.abs(-np.log(share) - entropy)
+    order = np.argsort(distance, kind="stable")
+    last = int((np.cumsum(share[order]) >= typical_p).argmax())
+    return [
+        token for token, far in zip(kept, distance, strict=True) if far <= distance[order[last]]
+    ]
 
 
 PARAMS = [
@@ -54,6 +71,9 @@ PARAMS = [
     SamplingParams(temperature=1.0, min_p=0.2),
     SamplingParams(temperature=0.9, top_k=7, top_p=0.8, min_p=0.05),
     SamplingParams(temperature=1.0, top_k=10**6, top_p=0.5),
+    SamplingParams(temperature=1.0, typical_p=0.5),
+    SamplingParams(temperature=1.4, typical_p=0.97),
+    SamplingParams(temperature=1.2, top_k=30, top_p=0.95, min_p=0.01, typical_p=0.8),
 ]
 
 
@@ -64,10 +84,7 @@ def trials() -> Iterator[tuple[np.ndarray, SamplingRows, list[int]]]:
         logits = generator.normal(size=(len(PARAMS), 61)).astype(np.float32) * 2
         if trial % 2:
             logits = np.round(logits)  # many ties
-        params = [
-            SamplingParams(p.temperature, p.top_k, p.top_p, p.min_p, seed=trial * 100 + i)
-            for i, p in enumerate(PARAMS)
-        ]
+        params = [replace(params, seed=trial * 100 + i) for i, params in enumerate(PARAMS)]
         rows = rows_of(params, [trial] * len(params))
         numbers = uniforms(rows.seed, rows.sequence_index, rows.output_position)
         yield logits, rows, [oracle(logits[i], p, numbers[i]) for i, p in enumerate(params)]
@@ -96,15 +113,63 @@ def test_rows_in_one_launch_equal_the_rule_written_out(
         assert drawn.tolist() == [expected[i] for i in chosen]
 
 
-def test_drawn_frequencies_follow_the_probabilities() -> None:
-    """Chi-square over 4,000 draws of one row's distribution, at successive positions."""
-    n = 4000
-    logits = np.log(np.array([0.4, 0.25, 0.2, 0.1, 0.05], np.float32))
-    params = [SamplingParams(temperature=1.0, seed=1234)] * n
-    drawn = sample(torch.from_numpy(np.tile(logits, (n, 1))), rows_of(params, range(n)))
-    counts = np.bincount(drawn.token_ids, minlength=5)
-    expected = n * np.exp(logits)
-    assert ((counts - expected) ** 2 / expected).sum() < 18.5  # 4 degrees, p = 0.001
+SHARES = np.array([0.05, 0.3, 0.02, 0.2, 0.13, 0.1, 0.2], np.float64)
+"""Of seven tokens; two are equal."""
+FILTERED: dict[str, tuple[SamplingParams, Sequence[int], float]] = {
+    "none": (SamplingParams(), range(7), 1.0),
+    "temperature": (SamplingParams(temperature=0.5), range(7), 2.0),
+    "heat": (SamplingParams(temperature=4.0), range(7), 0.25),
+    "top_k": (SamplingParams(top_k=3), [1, 3, 6], 1.0),
+    "top_k cuts equals": (SamplingParams(top_k=2), [1, 3], 1.0),
+    "top_p": (SamplingParams(top_p=0.75), [1, 3, 6, 4], 1.0),
+    "min_p": (SamplingParams(min_p=0.3), [1, 3, 6, 4, 5], 1.0),
+    # Surprise 1.2, 1.6, 1.6, 2.0, 2.3, 3.0, 3.9 at an entropy of 1.74.
+    "typical_p": (SamplingParams(typical_p=0.5), [3, 6, 4], 1.0),
+    "all": (
+        SamplingParams(temperature=0.5, top_k=6, top_p=0.98, min_p=0.1, typical_p=0.5),
+        [1, 3, 6],
+        2.0,
+    ),
+}
+"""Parameters, the tokens that they leave, and the power of their shares."""
+CHI_SQUARE = (10.8, 13.8, 16.3, 18.5, 20.5, 22.5)
+"""By degrees of freedom, 1 to 6: p = 0.001."""
+
+
+@pytest.mark.parametrize("name", FILTERED)
+@pytest.mark.parametrize("kind", ["rows by themselves", "rows in one launch"])
+def test_drawn_frequencies_follow_the_probabilities_after_filters(name: str, kind: str) -> None:
+    """Chi-square over 2,000 draws of one row's distribution, at successive positions."""
+    n = 2000
+    params, left, power = FILTERED[name]
+    logits = torch.from_numpy(np.tile(np.log(SHARES).astype(np.float32), (n, 1)))
+    rows = rows_of([replace(params, seed=1234)] * n, range(n))
+    if kind == "rows by themselves":
+        token_ids = sample(logits, rows).token_ids
+    else:
+        numbers = uniforms(rows.seed, rows.sequence_index, rows.output_position)
+        token_ids = draw_batch.draw_batch(logits, np.arange(n), rows, numbers)
+    counts = np.bincount(token_ids, minlength=len(SHARES))
+    assert set(np.flatnonzero(counts)) == set(left)
+    shares = SHARES[list(left)] ** power
+    expected = n * shares / shares.sum()
+    statistic = ((counts[list(left)] - expected) ** 2 / expected).sum()
+    assert statistic < CHI_SQUARE[len(left) - 2]
+
+
+def test_the_typical_filter_leaves_what_transformers_leaves() -> None:
+    generator = np.random.default_rng(4)
+    scores = torch.from_numpy(generator.normal(size=(8, 200)).astype(np.float32) * 2)
+    shares = np.array([0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99], np.float32)
+    weights = (scores.double() - scores.double().amax(dim=-1, keepdim=True)).exp()
+    batch = weights.clone()
+    draw_batch.keep_typical(batch, shares)
+    for row, typical_p in enumerate(shares.tolist()):
+        warped = TypicalLogitsWarper(mass=typical_p)(torch.zeros(1, 1), scores[row][None])[0]
+        left = warped.isfinite().nonzero()[:, 0].tolist()
+        assert typical_ids(weights[row].numpy(), np.arange(200), typical_p).tolist() == left
+        assert batch[row].nonzero()[:, 0].tolist() == left
+        assert 0 < len(left) < 200
 
 
 def test_a_row_does_not_change_with_its_neighbours() -> None:

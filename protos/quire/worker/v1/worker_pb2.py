@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/quire/worker/v1/worker.proto\x12\x0fquire.worker.v1\"\x81\x03\n\rWorkerMessage\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12-\n\x08register\x18\x02 \x01(\x0b\x32\x19.quire.worker.v1.RegisterH\x00\x12\'\n\x05ready\x18\x03 \x01(\x0b\x32\x16.quire.worker.v1.ReadyH\x00\x12\x32\n\x0bstep_result\x18\x04 \x01(\x0b\x32\x1b.quire.worker.v1.StepResultH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .quire.worker.v1.WorkerHeartbeatH\x00\x12\x39\n\x0fneed_full_state\x18\x06 \x01(\x0b\x32\x1e.quire.worker.v1.NeedFullStateH\x00\x12\x30\n\ndrain_done\x18\x07 \x01(\x0b\x32\x1a.quire.worker.v1.DrainDoneH\x00\x12)\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x17.quire.worker.v1.FailedH\x00\x42\x06\n\x04\x62ody\"\xd0\x02\n\x10SchedulerMessage\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12+\n\x07welcome\x18\x02 \x01(\x0b\x32\x18.quire.worker.v1.WelcomeH\x00\x12+\n\x07refused\x18\x03 \x01(\x0b\x32\x18.quire.worker.v1.RefusedH\x00\x12.\n\tstep_plan\x18\x04 \x01(\x0b\x32\x19.quire.worker.v1.StepPlanH\x00\x12\x38\n\theartbeat\x18\x05 \x01(\x0b\x32#.quire.worker.v1.SchedulerHeartbeatH\x00\x12\'\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x16.quire.worker.v1.DrainH\x00\x12\x38\n\x0eregister_again\x18\x07 \x01(\x0b\x32\x1e.quire.worker.v1.RegisterAgainH\x00\x42\x06\n\x04\x62ody\"\xa8\x01\n\x08Register\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05group\x18\x06 \x01(\t\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x12\n\nworld_size\x18\x08 \x01(\r\"A\n\x07Welcome\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\x12\x17\n\x0fmax_frame_bytes\x18\x02 \x01(\r\"\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0f\n\rRegisterAgain\"\xd2\x01\n\x05Ready\x12\x19\n\x11num_device_blocks\x18\x01 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x04 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\x18\n\x10\x63opy_bytes_per_s\x18\x07 \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\"`\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\"\xe2\x01\n\rSequenceStart\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x05 \x03(\r\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.quire.worker.v1.SamplingParams\x12\x16\n\x0esequence_index\x18\x07 \x01(\r\x12\x16\n\x0enum_candidates\x18\x08 \x01(\r\"<\n\x04\x46ork\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rsource_handle\x18\x02 \x01(\r\x12\r\n\x05\x62lock\x18\x03 \x01(\r\"o\n\x07\x43\x61\x63heOp\x12\n\n\x02id\x18\x01 \x01(\x04\x12*\n\x04kind\x18\x02 \x01(\x0e\x32\x1c.quire.worker.v1.CacheOpKind\x12\x15\n\rsource_blocks\x18\x03 \x03(\r\x12\x15\n\rtarget_blocks\x18\x04 \x03(\r\"<\n\tTokenMask\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04\x62its\x18\x03 \x01(\x0c\"\xc9\x03\n\x08StepPlan\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\tbase_step\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x18\n\x10\x66inished_handles\x18\x04 \x03(\r\x12.\n\x06starts\x18\x05 \x03(\x0b\x32\x1e.quire.worker.v1.SequenceStart\x12\x16\n\x0e\x61ppend_handles\x18\x06 \x03(\r\x12\x15\n\rappend_blocks\x18\x07 \x03(\r\x12+\n\tcache_ops\x18\x08 \x03(\x0b\x32\x18.quire.worker.v1.CacheOp\x12\x16\n\x0e\x64\x65\x63ode_handles\x18\t \x03(\r\x12\x15\n\rchunk_handles\x18\n \x03(\r\x12\x18\n\x10\x63hunk_num_tokens\x18\x0b \x03(\r\x12\x15\n\rchunk_samples\x18\x0c \x03(\x08\x12$\n\x05\x66orks\x18\r \x03(\x0b\x32\x15.quire.worker.v1.Fork\x12\x16\n\x0e\x63hosen_handles\x18\x0e \x03(\r\x12\x18\n\x10\x63hosen_token_ids\x18\x0f \x03(\r\x12/\n\x0btoken_masks\x18\x10 \x03(\x0b\x32\x1a.quire.worker.v1.TokenMask\"B\n\nCandidates\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\tlog_probs\x18\x03 \x03(\x01\"\xb6\x01\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07handles\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\x08\x66\x61ilures\x18\x04 \x03(\x0b\x32 .quire.worker.v1.SequenceFailure\x12\x11\n\texecute_s\x18\x05 \x01(\x01\x12/\n\ncandidates\x18\x06 \x03(\x0b\x32\x1b.quire.worker.v1.Candidates\"2\n\x0fSequenceFailure\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"7\n\rNeedFullState\x12\x0f\n\x07\x61t_step\x18\x01 \x01(\x04\x12\x15\n\rgot_base_step\x18\x02 \x01(\x04\"U\n\x0fWorkerHeartbeat\x12\x14\n\x0cstep_started\x18\x01 \x01(\x04\x12\x15\n\rstep_finished\x18\x02 \x01(\x04\x12\x15\n\rload_fraction\x18\x03 \x01(\x02\"\x14\n\x12SchedulerHeartbeat\"\x07\n\x05\x44rain\"\x0b\n\tDrainDone\"\x18\n\x06\x46\x61iled\x12\x0e\n\x06reason\x18\x01 \x01(\t*{\n\x0b\x43\x61\x63heOpKind\x12\x1d\n\x19\x43\x41\x43HE_OP_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43\x41\x43HE_OP_KIND_SWAP_OUT\x10\x01\x12\x19\n\x15\x43\x41\x43HE_OP_KIND_SWAP_IN\x10\x02\x12\x16\n\x12\x43\x41\x43HE_OP_KIND_COPY\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/quire/worker/v1/worker.proto\x12\x0fquire.worker.v1\"\x81\x03\n\rWorkerMessage\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12-\n\x08register\x18\x02 \x01(\x0b\x32\x19.quire.worker.v1.RegisterH\x00\x12\'\n\x05ready\x18\x03 \x01(\x0b\x32\x16.quire.worker.v1.ReadyH\x00\x12\x32\n\x0bstep_result\x18\x04 \x01(\x0b\x32\x1b.quire.worker.v1.StepResultH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .quire.worker.v1.WorkerHeartbeatH\x00\x12\x39\n\x0fneed_full_state\x18\x06 \x01(\x0b\x32\x1e.quire.worker.v1.NeedFullStateH\x00\x12\x30\n\ndrain_done\x18\x07 \x01(\x0b\x32\x1a.quire.worker.v1.DrainDoneH\x00\x12)\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x17.quire.worker.v1.FailedH\x00\x42\x06\n\x04\x62ody\"\xd0\x02\n\x10SchedulerMessage\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12+\n\x07welcome\x18\x02 \x01(\x0b\x32\x18.quire.worker.v1.WelcomeH\x00\x12+\n\x07refused\x18\x03 \x01(\x0b\x32\x18.quire.worker.v1.RefusedH\x00\x12.\n\tstep_plan\x18\x04 \x01(\x0b\x32\x19.quire.worker.v1.StepPlanH\x00\x12\x38\n\theartbeat\x18\x05 \x01(\x0b\x32#.quire.worker.v1.SchedulerHeartbeatH\x00\x12\'\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x16.quire.worker.v1.DrainH\x00\x12\x38\n\x0eregister_again\x18\x07 \x01(\x0b\x32\x1e.quire.worker.v1.RegisterAgainH\x00\x42\x06\n\x04\x62ody\"\xa8\x01\n\x08Register\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05group\x18\x06 \x01(\t\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x12\n\nworld_size\x18\x08 \x01(\r\"A\n\x07Welcome\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\x12\x17\n\x0fmax_frame_bytes\x18\x02 \x01(\r\"\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0f\n\rRegisterAgain\"\xd2\x01\n\x05Ready\x12\x19\n\x11num_device_blocks\x18\x01 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x04 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\x18\n\x10\x63opy_bytes_per_s\x18\x07 \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\"\xcb\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\ttypical_p\x18\x06 \x01(\x02\x12*\n\x05rules\x18\x07 \x01(\x0b\x32\x1b.quire.worker.v1.TokenRules\x12\x19\n\x0cnum_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_num_logprobs\"\x92\x02\n\nTokenRules\x12\x1a\n\x12repetition_penalty\x18\x01 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x02 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x03 \x01(\x02\x12\x16\n\x0e\x62ias_token_ids\x18\x04 \x03(\r\x12\x0e\n\x06\x62iases\x18\x05 \x03(\x02\x12\x19\n\x11\x61llowed_token_ids\x18\x06 \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x07 \x03(\r\x12+\n\tbad_words\x18\x08 \x03(\x0b\x32\x18.quire.worker.v1.BadWord\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x15\n\rend_token_ids\x18\n \x03(\r\"\x1c\n\x07\x42\x61\x64Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xba\x02\n\rSequenceStart\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x05 \x03(\r\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.quire.worker.v1.SamplingParams\x12\x16\n\x0esequence_index\x18\x07 \x01(\r\x12\x16\n\x0enum_candidates\x18\x08 \x01(\r\x12 \n\x13num_prompt_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x14\x66irst_prompt_logprob\x18\n \x01(\rB\x16\n\x14_num_prompt_logprobs\"<\n\x04\x46ork\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rsource_handle\x18\x02 \x01(\r\x12\r\n\x05\x62lock\x18\x03 \x01(\r\"o\n\x07\x43\x61\x63heOp\x12\n\n\x02id\x18\x01 \x01(\x04\x12*\n\x04kind\x18\x02 \x01(\x0e\x32\x1c.quire.worker.v1.CacheOpKind\x12\x15\n\rsource_blocks\x18\x03 \x03(\r\x12\x15\n\rtarget_blocks\x18\x04 \x03(\r\"<\n\tTokenMask\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04\x62its\x18\x03 \x01(\x0c\"\xc9\x03\n\x08StepPlan\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\tbase_step\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x18\n\x10\x66inished_handles\x18\x04 \x03(\r\x12.\n\x06starts\x18\x05 \x03(\x0b\x32\x1e.quire.worker.v1.SequenceStart\x12\x16\n\x0e\x61ppend_handles\x18\x06 \x03(\r\x12\x15\n\rappend_blocks\x18\x07 \x03(\r\x12+\n\tcache_ops\x18\x08 \x03(\x0b\x32\x18.quire.worker.v1.CacheOp\x12\x16\n\x0e\x64\x65\x63ode_handles\x18\t \x03(\r\x12\x15\n\rchunk_handles\x18\n \x03(\r\x12\x18\n\x10\x63hunk_num_tokens\x18\x0b \x03(\r\x12\x15\n\rchunk_samples\x18\x0c \x03(\x08\x12$\n\x05\x66orks\x18\r \x03(\x0b\x32\x15.quire.worker.v1.Fork\x12\x16\n\x0e\x63hosen_handles\x18\x0e \x03(\r\x12\x18\n\x10\x63hosen_token_ids\x18\x0f \x03(\r\x12/\n\x0btoken_masks\x18\x10 \x03(\x0b\x32\x1a.quire.worker.v1.TokenMask\"B\n\nCandidates\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\tlog_probs\x18\x03 \x03(\x01\"\x9d\x02\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07handles\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\x08\x66\x61ilures\x18\x04 \x03(\x0b\x32 .quire.worker.v1.SequenceFailure\x12\x11\n\texecute_s\x18\x05 \x01(\x01\x12/\n\ncandidates\x18\x06 \x03(\x0b\x32\x1b.quire.worker.v1.Candidates\x12.\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1c.quire.worker.v1.LogprobRows\x12\x35\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1c.quire.worker.v1.LogprobRows\"\x94\x01\n\x0bLogprobRows\x12\x0f\n\x07handles\x18\x01 \x03(\r\x12\x12\n\nnum_places\x18\x02 \x03(\r\x12\x10\n\x08num_tops\x18\x03 \x03(\r\x12\x11\n\tlog_probs\x18\x04 \x03(\x02\x12\r\n\x05ranks\x18\x05 \x03(\r\x12\x15\n\rtop_token_ids\x18\x06 \x03(\r\x12\x15\n\rtop_log_probs\x18\x07 \x03(\x02\"2\n\x0fSequenceFailure\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"7\n\rNeedFullState\x12\x0f\n\x07\x61t_step\x18\x01 \x01(\x04\x12\x15\n\rgot_base_step\x18\x02 \x01(\x04\"U\n\x0fWorkerHeartbeat\x12\x14\n\x0cstep_started\x18\x01 \x01(\x04\x12\x15\n\rstep_finished\x18\x02 \x01(\x04\x12\x15\n\rload_fraction\x18\x03 \x01(\x02\"\x14\n\x12SchedulerHeartbeat\"\x07\n\x05\x44rain\"\x0b\n\tDrainDone\"\x18\n\x06\x46\x61iled\x12\x0e\n\x06reason\x18\x01 \x01(\t*{\n\x0b\x43\x61\x63heOpKind\x12\x1d\n\x19\x43\x41\x43HE_OP_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43\x41\x43HE_OP_KIND_SWAP_OUT\x10\x01\x12\x19\n\x15\x43\x41\x43HE_OP_KIND_SWAP_IN\x10\x02\x12\x16\n\x12\x43\x41\x43HE_OP_KIND_COPY\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.quire.worker.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CACHEOPKIND']._serialized_start=2821
-  _globals['_CACHEOPKIND']._serialized_end=2944
+  _globals['_CACHEOPKIND']._serialized_start=3578
+  _globals['_CACHEOPKIND']._serialized_end=3701
   _globals['_WORKERMESSAGE']._serialized_start=57
   _globals['_WORKERMESSAGE']._serialized_end=442
   _globals['_SCHEDULERMESSAGE']._serialized_start=445
@@ -47,34 +47,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERAGAIN']._serialized_end=1063
   _globals['_READY']._serialized_start=1066
   _globals['_READY']._serialized_end=1276
-  _globals['_SAMPLINGPARAMS']._serialized_start=1278
-  _globals['_SAMPLINGPARAMS']._serialized_end=1374
-  _globals['_SEQUENCESTART']._serialized_start=1377
-  _globals['_SEQUENCESTART']._serialized_end=1603
-  _globals['_FORK']._serialized_start=1605
-  _globals['_FORK']._serialized_end=1665
-  _globals['_CACHEOP']._serialized_start=1667
-  _globals['_CACHEOP']._serialized_end=1778
-  _globals['_TOKENMASK']._serialized_start=1780
-  _globals['_TOKENMASK']._serialized_end=1840
-  _globals['_STEPPLAN']._serialized_start=1843
-  _globals['_STEPPLAN']._serialized_end=2300
-  _globals['_CANDIDATES']._serialized_start=2302
-  _globals['_CANDIDATES']._serialized_end=2368
-  _globals['_STEPRESULT']._serialized_start=2371
-  _globals['_STEPRESULT']._serialized_end=2553
-  _globals['_SEQUENCEFAILURE']._serialized_start=2555
-  _globals['_SEQUENCEFAILURE']._serialized_end=2605
-  _globals['_NEEDFULLSTATE']._serialized_start=2607
-  _globals['_NEEDFULLSTATE']._serialized_end=2662
-  _globals['_WORKERHEARTBEAT']._serialized_start=2664
-  _globals['_WORKERHEARTBEAT']._serialized_end=2749
-  _globals['_SCHEDULERHEARTBEAT']._serialized_start=2751
-  _globals['_SCHEDULERHEARTBEAT']._serialized_end=2771
-  _globals['_DRAIN']._serialized_start=2773
-  _globals['_DRAIN']._serialized_end=2780
-  _globals['_DRAINDONE']._serialized_start=2782
-  _globals['_DRAINDONE']._serialized_end=2793
-  _globals['_FAILED']._serialized_start=2795
-  _globals['_FAILED']._serialized_end=2819
+  _globals['_SAMPLINGPARAMS']._serialized_start=1279
+  _globals['_SAMPLINGPARAMS']._serialized_end=1482
+  _globals['_TOKENRULES']._serialized_start=1485
+  _globals['_TOKENRULES']._serialized_end=1759
+  _globals['_BADWORD']._serialized_start=1761
+  _globals['_BADWORD']._serialized_end=1789
+  _globals['_SEQUENCESTART']._serialized_start=1792
+  _globals['_SEQUENCESTART']._serialized_end=2106
+  _globals['_FORK']._serialized_start=2108
+  _globals['_FORK']._serialized_end=2168
+  _globals['_CACHEOP']._serialized_start=2170
+  _globals['_CACHEOP']._serialized_end=2281
+  _globals['_TOKENMASK']._serialized_start=2283
+  _globals['_TOKENMASK']._serialized_end=2343
+  _globals['_STEPPLAN']._serialized_start=2346
+  _globals['_STEPPLAN']._serialized_end=2803
+  _globals['_CANDIDATES']._serialized_start=2805
+  _globals['_CANDIDATES']._serialized_end=2871
+  _globals['_STEPRESULT']._serialized_start=2874
+  _globals['_STEPRESULT']._serialized_end=3159
+  _globals['_LOGPROBROWS']._serialized_start=3162
+  _globals['_LOGPROBROWS']._serialized_end=3310
+  _globals['_SEQUENCEFAILURE']._serialized_start=3312
+  _globals['_SEQUENCEFAILURE']._serialized_end=3362
+  _globals['_NEEDFULLSTATE']._serialized_start=3364
+  _globals['_NEEDFULLSTATE']._serialized_end=3419
+  _globals['_WORKERHEARTBEAT']._serialized_start=3421
+  _globals['_WORKERHEARTBEAT']._serialized_end=3506
+  _globals['_SCHEDULERHEARTBEAT']._serialized_start=3508
+  _globals['_SCHEDULERHEARTBEAT']._serialized_end=3528
+  _globals['_DRAIN']._serialized_start=3530
+  _globals['_DRAIN']._serialized_end=3537
+  _globals['_DRAINDONE']._serialized_start=3539
+  _globals['_DRAINDONE']._serialized_end=3550
+  _globals['_FAILED']._serialized_start=3552
+  _globals['_FAILED']._serialized_end=3576
 # @@protoc_insertion_point(module_scope)

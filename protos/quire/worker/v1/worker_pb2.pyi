@@ -115,21 +115,57 @@ class Ready(_message.Message):
     def __init__(self, num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., block_bytes: _Optional[int] = ..., copy_bytes_per_s: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "typical_p", "rules", "num_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     seed: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+    typical_p: float
+    rules: TokenRules
+    num_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., typical_p: _Optional[float] = ..., rules: _Optional[_Union[TokenRules, _Mapping]] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+
+class TokenRules(_message.Message):
+    __slots__ = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bias_token_ids", "biases", "allowed_token_ids", "banned_token_ids", "bad_words", "min_tokens", "end_token_ids")
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BANNED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    banned_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_words: _containers.RepeatedCompositeFieldContainer[BadWord]
+    min_tokens: int
+    end_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_token_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[BadWord, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BadWord(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
-    __slots__ = ("handle", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_table", "sampling", "sequence_index", "num_candidates")
+    __slots__ = ("handle", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_table", "sampling", "sequence_index", "num_candidates", "num_prompt_logprobs", "first_prompt_logprob")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +174,8 @@ class SequenceStart(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PROMPT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     handle: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -146,7 +184,9 @@ class SequenceStart(_message.Message):
     sampling: SamplingParams
     sequence_index: int
     num_candidates: int
-    def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_table: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., sequence_index: _Optional[int] = ..., num_candidates: _Optional[int] = ...) -> None: ...
+    num_prompt_logprobs: int
+    first_prompt_logprob: int
+    def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_table: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., sequence_index: _Optional[int] = ..., num_candidates: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., first_prompt_logprob: _Optional[int] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("handle", "source_handle", "block")
@@ -227,20 +267,42 @@ class Candidates(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "handles", "token_ids", "failures", "execute_s", "candidates")
+    __slots__ = ("step", "handles", "token_ids", "failures", "execute_s", "candidates", "logprobs", "prompt_logprobs")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_S_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     step: int
     handles: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     failures: _containers.RepeatedCompositeFieldContainer[SequenceFailure]
     execute_s: float
     candidates: _containers.RepeatedCompositeFieldContainer[Candidates]
-    def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., execute_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidates, _Mapping]]] = ...) -> None: ...
+    logprobs: LogprobRows
+    prompt_logprobs: LogprobRows
+    def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., execute_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidates, _Mapping]]] = ..., logprobs: _Optional[_Union[LogprobRows, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[LogprobRows, _Mapping]] = ...) -> None: ...
+
+class LogprobRows(_message.Message):
+    __slots__ = ("handles", "num_places", "num_tops", "log_probs", "ranks", "top_token_ids", "top_log_probs")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLACES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOPS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    handles: _containers.RepeatedScalarFieldContainer[int]
+    num_places: _containers.RepeatedScalarFieldContainer[int]
+    num_tops: _containers.RepeatedScalarFieldContainer[int]
+    log_probs: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_log_probs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, handles: _Optional[_Iterable[int]] = ..., num_places: _Optional[_Iterable[int]] = ..., num_tops: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SequenceFailure(_message.Message):
     __slots__ = ("handle", "message")
