@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 PROTOS := $(wildcard protos/quire/*/v1/*.proto)
-PACKAGES := shared protos scheduler_svc worker_svc kernels cli bench deploy tests
+PACKAGES := shared protos scheduler_svc worker_svc kernels quire_client cli bench deploy tests
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help

@@ -3,59 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-import grpc
-
-from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
+from protos.quire.inference.v1 import inference_pb2
+from quire_client import Answer, Client
 
 
-@dataclass(slots=True)
-class Answer:
-    """Runs one Generate call. Iterate over `texts()`; afterwards the fields tell the rest."""
+class TimedAnswer:
+    """Runs one request. Iterate over `texts()`; afterwards the fields tell the rest."""
 
-    channel: grpc.Channel
-    request: inference_pb2.GenerateRequest
-    metadata: Sequence[tuple[str, str]] = ()
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    started: inference_pb2.Started | None = None
-    finished: inference_pb2.Finished | None = None
-    first_token_s: float | None = None
-    """Seconds from the call to the first token."""
-    total_s: float = 0.0
-    """Seconds from the call to the end."""
+    def __init__(self, client: Client, request: inference_pb2.GenerateRequest) -> None:
+        self._client = client
+        self._request = request
+        self.answer = Answer()
+        self.first_token_s: float | None = None
+        """Seconds from the call to the first token."""
+        self.total_s = 0.0
+        """Seconds from the call to the end."""
 
     def texts(self) -> Iterator[str]:
         """Yields text as it becomes certain. Leaving the loop early cancels the call.
 
-        Raises grpc.RpcError.
+        Raises CallError.
         """
         begin_s = time.perf_counter()
-        stub = inference_pb2_grpc.GenerationServiceStub(self.channel)
-        call = stub.Generate(self.request, metadata=tuple(self.metadata))
         try:
-            for response in call:
-                event = response.WhichOneof("event")
-                if event == "delta":
+            with self._client.generate(self._request) as generation:
+                self.answer = generation.answer
+                for text in generation.texts():
                     if self.first_token_s is None:
                         self.first_token_s = time.perf_counter() - begin_s
-                    self.token_ids.extend(response.delta.token_ids)
-                    self.text += response.delta.text
-                    yield response.delta.text
-                elif event == "started":
-                    self.started = response.started
-                elif event == "finished":
-                    self.finished = response.finished
+                    yield text
         finally:
-            call.cancel()
             self.total_s = time.perf_counter() - begin_s
 
     @property
     def num_output_tokens(self) -> int:
-        usage = self.finished.usage.num_output_tokens if self.finished else 0
-        return usage or len(self.token_ids)
+        finished = self.answer.first.finished
+        return finished.usage.num_output_tokens if finished else len(self.answer.token_ids)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -66,20 +51,18 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The finish reason's short name, such as "EOS"."""
-        if self.finished is None:
-            return "STOPPED"
-        name = inference_pb2.FinishReason.Name(self.finished.reason)
-        return name.removeprefix("FINISH_REASON_")
+        """The finish reason's short name, such as "EOS"; "STOPPED" when it broke off."""
+        return self.answer.first.finish_reason or "STOPPED"
 
     def summary(self) -> str:
         """One line of figures."""
         first_ms = 1000.0 * (self.first_token_s or 0.0)
         rate = f"{self.tokens_per_s:.1f} tokens/s, " if self.tokens_per_s else ""
         prompt = ""
-        if self.started is not None:
-            cached = self.started.num_cached_tokens
-            prompt = f", prompt {self.started.num_prompt_tokens} tokens ({cached} cached)"
+        started = self.answer.started
+        if started is not None:
+            cached = started.num_cached_tokens
+            prompt = f", prompt {started.num_prompt_tokens} tokens ({cached} cached)"
         return (
             f"{self.num_output_tokens} tokens in {self.total_s:.2f} s, {rate}"
             f"first after {first_ms:.0f} ms{prompt}, ended by {self.reason}"

@@ -21,14 +21,16 @@ from bench.workload import Workload
 from cli.connection import (
     DEFAULT_SERVER,
     ModelOption,
-    Server,
     ServerOption,
     TlsCaOption,
     TokenFileOption,
+    connect,
+    server_config,
 )
 from cli.errors import EXIT_USAGE, CommandError
 from cli.models import served_model
 from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
+from quire_client import ClientConfig
 
 ADMIN_TIMEOUT_S = 5.0
 
@@ -70,9 +72,9 @@ def bench(
     if rate is not None and not 0 < rate < float("inf"):
         raise CommandError("--rate must be a number above 0", EXIT_USAGE)
     workload = Workload(requests, prompt_words, shared_words, max_tokens, seed, mixed)
-    target = Server.from_options(server, tls_ca, client_token_file)
-    with target.connect() as channel:
-        name = served_model(channel, model, target.metadata).name
+    target = server_config(server, tls_ca, client_token_file)
+    with connect(target) as client:
+        name = served_model(client, model).name
     traces, wall_s = uvloop.run(_load(target, model, workload, clients, rate, warmup))
     report = Report.of_traces(traces, wall_s, _engine_state(admin, target))
     how = f"{clients} clients" if rate is None else f"{rate:g} requests/s"
@@ -96,11 +98,16 @@ def bench(
 
 
 async def _load(
-    target: Server, model: str, workload: Workload, clients: int, rate: float | None, warmup: int
+    target: ClientConfig,
+    model: str,
+    workload: Workload,
+    clients: int,
+    rate: float | None,
+    warmup: int,
 ) -> tuple[list[Trace], float]:
     """Warms up with prompts of another seed, so that nothing measured is cached, then runs."""
     columns = (TextColumn("load"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    async with target.connect_async() as channel:
+    async with target.aio_channel() as channel:
         sender = Sender(channel, model, target.metadata)
         if warmup:
             words = workload.prompt_words
@@ -123,7 +130,7 @@ async def _load(
             return traces, time.perf_counter() - begin_s
 
 
-def _engine_state(admin: str, target: Server) -> admin_pb2.GetEngineStateResponse | None:
+def _engine_state(admin: str, target: ClientConfig) -> admin_pb2.GetEngineStateResponse | None:
     """None when the operator's port can't be reached from here; it is often closed to clients."""
     channel = grpc.insecure_channel(admin)
     with channel, contextlib.suppress(grpc.RpcError):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated
 
-import grpc
 import typer
 from rich.console import Console
 
-from cli.answer import Answer
+from cli.answer import TimedAnswer
 from cli.connection import (
     DEFAULT_SERVER,
     ModelOption,
-    Server,
     ServerOption,
     TlsCaOption,
     TokenFileOption,
+    connect,
+    server_config,
 )
-from cli.errors import from_rpc_error
+from cli.errors import from_call_error
 from cli.models import served_model
 from cli.sampling_options import (
     MaxTokensOption,
@@ -29,6 +29,7 @@ from cli.sampling_options import (
     stopping_params,
 )
 from protos.quire.inference.v1 import inference_pb2
+from quire_client import CallError, Client
 
 with contextlib.suppress(ImportError):  # line editing and history, where Python was built with it
     import readline  # noqa: F401
@@ -75,7 +76,6 @@ def chat(
     seed: SeedOption = None,
 ) -> None:
     """Talk with the model in the terminal."""
-    target = Server.from_options(server, tls_ca, client_token_file)
     template = inference_pb2.GenerateRequest(
         model=model,
         sampling=sampling_params(temperature, None, top_p, None, seed),
@@ -83,8 +83,8 @@ def chat(
     )
     console = Console(highlight=False)
     conversation = Conversation(system)
-    with target.connect() as channel:
-        name = served_model(channel, model, target.metadata).name
+    with connect(server_config(server, tls_ca, client_token_file)) as client:
+        name = served_model(client, model).name
         console.print(f"[bold]{name}[/bold] at {server}. {HELP}.", style="dim")
         while (line := _read_line(console)) is not None:
             if line == "/exit":
@@ -96,7 +96,7 @@ def chat(
                 console.print(HELP, style="dim")
             elif line:
                 conversation.ask(line)
-                _turn(console, conversation, channel, template, target.metadata)
+                _turn(console, conversation, client, template)
 
 
 def _read_line(console: Console) -> str | None:
@@ -114,26 +114,25 @@ def _read_line(console: Console) -> str | None:
 def _turn(
     console: Console,
     conversation: Conversation,
-    channel: grpc.Channel,
+    client: Client,
     template: inference_pb2.GenerateRequest,
-    metadata: tuple[tuple[str, str], ...],
 ) -> None:
     """Streams one answer. What was said before Ctrl-C stays in the conversation."""
     request = inference_pb2.GenerateRequest()
     request.CopyFrom(template)
     request.chat.messages.extend(conversation.messages)
-    answer = Answer(channel, request, metadata)
+    timed = TimedAnswer(client, request)
     try:
-        for piece in answer.texts():
+        for piece in timed.texts():
             console.print(piece, end="", markup=False, soft_wrap=True)
-        console.print(f"\n[{answer.summary()}]", style="dim", markup=False)
+        console.print(f"\n[{timed.summary()}]", style="dim", markup=False)
     except KeyboardInterrupt:
         console.print("\n[stopped]", style="dim", markup=False)
-    except grpc.RpcError as error:
+    except CallError as error:
         conversation.take_back()
-        console.print(f"\n{from_rpc_error(error)}", style="red", markup=False)
+        console.print(f"\n{from_call_error(error)}", style="red", markup=False)
         return
-    if answer.text:
-        conversation.answered(answer.text)
+    if timed.answer.text:
+        conversation.answered(timed.answer.text)
     else:
         conversation.take_back()

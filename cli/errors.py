@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import grpc
 
+from quire_client import CallError
+
 EXIT_FAILED = 1
 """The server could not be reached, or the request failed there."""
 EXIT_USAGE = 2
@@ -40,9 +42,8 @@ _WRONG_REQUEST = frozenset(
 )
 
 
-def from_rpc_error(error: grpc.RpcError) -> CommandError:
+def from_call_error(error: CallError) -> CommandError:
     """The server's own sentence, with its status where the sentence may not say enough."""
-    status, details = error.code(), error.details()
-    if status in _WRONG_REQUEST:
-        return CommandError(details or status.name, EXIT_USAGE)
-    return CommandError(f"{details or 'the call failed'} ({status.name})", EXIT_FAILED)
+    if error.code in _WRONG_REQUEST:
+        return CommandError(str(error), EXIT_USAGE)
+    return CommandError(f"{error} ({error.code.name})", EXIT_FAILED)

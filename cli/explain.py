@@ -7,9 +7,10 @@ from typing import Annotated
 import grpc
 import typer
 
-from cli.connection import Server, TlsCaOption, TokenFileOption
-from cli.errors import from_rpc_error
+from cli.connection import TlsCaOption, TokenFileOption, connect, server_config
+from cli.errors import from_call_error
 from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
+from quire_client import call_error
 
 CALL_TIMEOUT_S = 10.0
 
@@ -23,16 +24,15 @@ def explain(
     client_token_file: TokenFileOption = None,
 ) -> None:
     """Tell what happened to a request that lives or ended not long ago."""
-    target = Server.from_options(admin, tls_ca, client_token_file)
-    with target.connect() as channel:
+    with connect(server_config(admin, tls_ca, client_token_file)) as client:
         try:
-            story = admin_pb2_grpc.AdminServiceStub(channel).ExplainRequest(
+            story = admin_pb2_grpc.AdminServiceStub(client.channel).ExplainRequest(
                 admin_pb2.ExplainRequestRequest(request_id=request),
-                metadata=target.metadata,
+                metadata=client.config.metadata,
                 timeout=CALL_TIMEOUT_S,
             )
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_call_error(call_error(error)) from None
     if story.num_dropped_events:
         print(f"({story.num_dropped_events} earlier events were not kept)")
     for event in story.events:

@@ -6,17 +6,17 @@ import json
 import sys
 from typing import Annotated
 
-import grpc
 import typer
 
-from cli.answer import Answer
+from cli.answer import TimedAnswer
 from cli.connection import (
     DEFAULT_SERVER,
     ModelOption,
-    Server,
     ServerOption,
     TlsCaOption,
     TokenFileOption,
+    connect,
+    server_config,
 )
 from cli.constraint_options import (
     ChoiceOption,
@@ -26,7 +26,7 @@ from cli.constraint_options import (
     RegexOption,
     set_constraint,
 )
-from cli.errors import EXIT_USAGE, CommandError, from_rpc_error
+from cli.errors import EXIT_USAGE, CommandError, from_call_error
 from cli.sampling_options import (
     MaxTokensOption,
     MinPOption,
@@ -40,6 +40,7 @@ from cli.sampling_options import (
 )
 from cli.several import show_sequences
 from protos.quire.inference.v1 import inference_pb2
+from quire_client import CallError
 
 
 def generate(
@@ -101,36 +102,36 @@ def generate(
         request.chat.messages.add(role="user", content=text)
     else:
         request.text = text
-    target = Server.from_options(server, tls_ca, client_token_file)
-    with target.connect() as channel:
+    with connect(server_config(server, tls_ca, client_token_file)) as client:
         if beams is not None or (n or 1) > 1:
-            show_sequences(channel, request, target.metadata, as_json=as_json)
+            show_sequences(client, request, as_json=as_json)
             return
-        answer = Answer(channel, request, target.metadata)
+        timed = TimedAnswer(client, request)
         try:
-            for piece in answer.texts():
+            for piece in timed.texts():
                 if not as_json:
                     print(piece, end="", flush=True)
-        except grpc.RpcError as error:
-            if answer.text and not as_json:
+        except CallError as error:
+            if timed.answer.text and not as_json:
                 print()
-            raise from_rpc_error(error) from None
+            raise from_call_error(error) from None
     if as_json:
-        print(json.dumps(_as_json(answer), ensure_ascii=False))
+        print(json.dumps(_as_json(timed), ensure_ascii=False))
     else:
         print()
-        print(answer.summary(), file=sys.stderr)
+        print(timed.summary(), file=sys.stderr)
 
 
-def _as_json(answer: Answer) -> dict[str, object]:
-    assert answer.started is not None and answer.finished is not None
-    usage, timings = answer.finished.usage, answer.finished.timings
+def _as_json(timed: TimedAnswer) -> dict[str, object]:
+    answer, finished = timed.answer, timed.answer.first.finished
+    assert answer.started is not None and finished is not None
+    usage, timings = finished.usage, finished.timings
     return {
         "request_id": answer.started.request_id,
         "model": answer.started.model,
         "text": answer.text,
         "token_ids": answer.token_ids,
-        "finish_reason": answer.reason,
+        "finish_reason": timed.reason,
         "seed": answer.started.sampling.seed,
         "num_prompt_tokens": usage.num_prompt_tokens,
         "num_cached_tokens": usage.num_cached_tokens,
@@ -139,5 +140,5 @@ def _as_json(answer: Answer) -> dict[str, object]:
         "queue_s": timings.queue_s,
         "first_token_s": timings.first_token_s,
         "total_s": timings.total_s,
-        "tokens_per_s": answer.tokens_per_s,
+        "tokens_per_s": timed.tokens_per_s,
     }

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated
 
-import grpc
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.connection import DEFAULT_SERVER, Server, ServerOption, TlsCaOption, TokenFileOption
-from cli.errors import from_rpc_error
-from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
+from cli.connection import (
+    DEFAULT_SERVER,
+    ServerOption,
+    TlsCaOption,
+    TokenFileOption,
+    connect,
+    server_config,
+)
+from cli.errors import from_call_error
+from protos.quire.inference.v1 import inference_pb2
+from quire_client import CallError, Client
 
 CALL_TIMEOUT_S = 10.0
-Metadata = Sequence[tuple[str, str]]
 
 
 def models(
@@ -26,21 +31,16 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """List the models that a server serves."""
-    target = Server.from_options(server, tls_ca, client_token_file)
-    with target.connect() as channel:
+    with connect(server_config(server, tls_ca, client_token_file)) as client:
         try:
-            listed = inference_pb2_grpc.ModelServiceStub(channel).ListModels(
-                inference_pb2.ListModelsRequest(),
-                metadata=target.metadata,
-                timeout=CALL_TIMEOUT_S,
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            served = client.models(timeout_s=CALL_TIMEOUT_S)
+        except CallError as error:
+            raise from_call_error(error) from None
     if as_json:
-        print(json.dumps([_as_json(model) for model in listed.models]))
+        print(json.dumps([_as_json(model) for model in served]))
         return
     table = Table("model", "architecture", "context", "vocabulary", "chat", box=None)
-    for model in listed.models:
+    for model in served:
         table.add_row(
             model.name,
             model.architecture,
@@ -51,19 +51,12 @@ def models(
     Console().print(table)
 
 
-def served_model(channel: grpc.Channel, name: str, metadata: Metadata = ()) -> inference_pb2.Model:
+def served_model(client: Client, name: str) -> inference_pb2.Model:
     """The model of this name, or the only one for "". Raises CommandError."""
     try:
-        response: inference_pb2.GetModelResponse = inference_pb2_grpc.ModelServiceStub(
-            channel
-        ).GetModel(
-            inference_pb2.GetModelRequest(name=name),
-            metadata=tuple(metadata),
-            timeout=CALL_TIMEOUT_S,
-        )
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from None
-    return response.model
+        return client.model(name, timeout_s=CALL_TIMEOUT_S)
+    except CallError as error:
+        raise from_call_error(error) from None
 
 
 def _as_json(model: inference_pb2.Model) -> dict[str, object]:

@@ -104,10 +104,16 @@ RULES = (
         exempt=frozenset({"shared/transport.py"}),
     ),
     Rule(
+        "quire_client",
+        "the client needs nothing of the server",
+        ours=frozenset({"protos.quire.inference", "quire_client"}),
+        only_stdlib_and=frozenset({"grpc", "google"}),
+    ),
+    Rule(
         "cli",
         "the command is an ordinary client",
         forbidden=frozenset({"torch", "zmq"}),
-        ours=frozenset({"shared", "protos", "bench", "cli"}),
+        ours=frozenset({"shared", "protos", "bench", "cli", "quire_client"}),
     ),
     Rule(
         "bench",
@@ -161,6 +167,8 @@ def test_every_file_keeps_the_import_rules() -> None:
         ("shared/planted.py", "from protos.quire.worker.v1 import worker_pb2"),
         ("shared/planted.py", "import zmq"),
         ("cli/planted.py", "from scheduler_svc import config"),
+        ("quire_client/planted.py", "from shared.errors import QuireError"),
+        ("quire_client/planted.py", "import numpy"),
     ],
 )
 def test_a_planted_violation_is_found(file: str, source: str) -> None:

@@ -19,7 +19,17 @@ MADE = {
     ".ruff_cache",
     ".pytest_cache",
 }
-PACKAGES = ("shared", "scheduler_svc", "worker_svc", "kernels", "cli", "bench", "deploy", "tests")
+PACKAGES = (
+    "shared",
+    "scheduler_svc",
+    "worker_svc",
+    "kernels",
+    "quire_client",
+    "cli",
+    "bench",
+    "deploy",
+    "tests",
+)
 
 
 @dataclass(frozen=True, slots=True)

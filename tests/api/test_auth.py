@@ -13,6 +13,7 @@ import pytest
 
 from protos.quire.admin.v1 import admin_pb2
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
+from quire_client import AsyncClient, ClientConfig
 from scheduler_svc.core.messages import NewRequest
 from scheduler_svc.security_config import ClientToken, SecurityConfig
 from scheduler_svc.servicers.auth import TokenBook
@@ -131,5 +132,13 @@ async def test_mutual_tls_lets_in_known_certificates_alone(
                     assert (await call).models
                 else:
                     assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
+        config = ClientConfig(
+            f"localhost:{address.rpartition(':')[2]}",
+            tls_ca=cert,
+            tls_cert=client_cert,
+            tls_key=client_key,
+        )
+        async with AsyncClient(config) as of_ours:
+            assert await of_ours.models(timeout_s=5)
         plain = await error_of(served.models.ListModels(LIST, timeout=5))
     assert plain.code() is grpc.StatusCode.UNAVAILABLE

@@ -24,7 +24,7 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("Node isn't installed; it is an optional tool of this test alone")
     folder = tmp_path_factory.mktemp("node")
     for name in SOURCES:
-        shutil.copy(Path(__file__).parent / "node" / name, folder)
+        shutil.copy(ROOT / "examples/node" / name, folder)
     install = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
     installed = subprocess.run(install, cwd=folder, capture_output=True, text=True, check=False)
     if installed.returncode != 0:

@@ -1,0 +1,83 @@
+"""A whole answer, put together from the events of its stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protos.quire.inference.v1 import inference_pb2
+
+_REASON_PREFIX = "FINISH_REASON_"
+
+
+@dataclass(slots=True)
+class SequenceAnswer:
+    """One choice or beam."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finished: inference_pb2.Finished | None = None
+    """None while it goes on, and when the stream broke off."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The short name of why it ended, such as "EOS" or "MAX_TOKENS"; None if it has not."""
+        if self.finished is None:
+            return None
+        name = inference_pb2.FinishReason.Name(self.finished.reason)
+        return name.removeprefix(_REASON_PREFIX)
+
+    @property
+    def beam_score(self) -> float | None:
+        """Of a beam search alone."""
+        if self.finished is None or not self.finished.HasField("beam_score"):
+            return None
+        return self.finished.beam_score
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a stream has given so far."""
+
+    started: inference_pb2.Started | None = None
+    """None before the request was scheduled."""
+    sequences: dict[int, SequenceAnswer] = field(default_factory=dict)
+    num_recoveries: int = 0
+    """How often a sequence lost its worker and went on elsewhere."""
+    last_event: int = 0
+    """Number of the last event, of a request that outlives its call; 0 for others."""
+
+    def add(self, event: inference_pb2.GenerateResponse) -> None:
+        """Takes the next event. Raises ValueError when tokens are missing or come twice, which a
+        server that keeps the contract never lets happen."""
+        self.last_event = event.event_number
+        kind = event.WhichOneof("event")
+        if kind == "started":
+            self.started = event.started
+            return
+        sequence = self.sequences.setdefault(event.sequence_index, SequenceAnswer())
+        if kind == "delta":
+            if event.delta.offset != len(sequence.token_ids):
+                raise ValueError(
+                    f"tokens from {event.delta.offset} on came after {len(sequence.token_ids)}"
+                )
+            sequence.token_ids.extend(event.delta.token_ids)
+            sequence.text += event.delta.text
+        elif kind == "finished":
+            sequence.finished = event.finished
+        elif kind == "recovered":
+            self.num_recoveries += 1
+
+    @property
+    def first(self) -> SequenceAnswer:
+        """The only sequence, or the first or best of several; empty before it has begun."""
+        return self.sequences.get(0) or SequenceAnswer()
+
+    @property
+    def text(self) -> str:
+        """The first sequence's text."""
+        return self.first.text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first sequence's token ids."""
+        return self.first.token_ids
