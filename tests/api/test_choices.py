@@ -9,7 +9,7 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import continuation, joined, letter_after
-from tests.api.serving import answer, error_of, opened, request, serving
+from tests.api.serving import OpenStream, answer, error_of, opened, request, serving
 
 Sampling = inference_pb2.SamplingParams
 
@@ -38,13 +38,22 @@ async def test_each_choice_streams_by_itself(spec: ModelSpec, text_model: TextMo
 
 
 async def test_a_request_of_four_counts_as_four(spec: ModelSpec, text_model: TextModel) -> None:
-    """FIELD-FAILURES part 4: n=4 counts as 4."""
-    core = SchedulerConfig(max_waiting=3)
-    async with serving(spec, text_model, core=core) as served, joined(served.worker()):
-        await served.wait_status(1)
-        error = await error_of(served.generation.Generate(request(sampling=Sampling(n=4))))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert (await answer(served, request(sampling=Sampling(n=3)))).kinds[0] == "started"
+    """FIELD-FAILURES part 4: n=4 counts as 4, beside one that waits already."""
+    core = SchedulerConfig(max_waiting=4, max_num_seqs=1)
+    async with serving(spec, text_model, core=core) as served:
+        worker = served.worker()
+        async with joined(worker):
+            await served.wait_status(1)
+            worker.hold()
+            await opened(served, request())
+            OpenStream(served, request())
+            await served.wait_live(2)
+            error = await error_of(served.generation.Generate(request(sampling=Sampling(n=4))))
+            three = OpenStream(served, request(sampling=Sampling(n=3)))
+            await served.wait_live(3)
+            worker.release()
+            assert (await three.rest()).kinds[0] == "started"
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_cancel_of_four_choices_leaves_nothing(
