@@ -16,7 +16,7 @@ from typing import Any
 
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.admission import AdmittedRequest
-from scheduler_svc.core.messages import RequestEvent
+from scheduler_svc.core.messages import NewRequest, RequestEvent
 from scheduler_svc.streams import RequestStream
 from shared.errors import (
     Aborted,
@@ -36,6 +36,19 @@ Write = Callable[[inference_pb2.GenerateResponse], Awaitable[Any]]
 """Writes to a client."""
 
 
+def _num_kept(request: NewRequest, num_tokens: int) -> int:
+    """What a request of so many tokens counts for, prompt and answers: one for each, and as much
+    again for eight log-probabilities."""
+    num_prompt = min(len(request.prompt_token_ids), num_tokens)
+    weights = (_weight(request.num_prompt_logprobs), _weight(request.sampling.num_logprobs))
+    count = num_prompt * weights[0] + (num_tokens - num_prompt) * weights[1]
+    return max(MIN_KEPT_TOKENS, count)
+
+
+def _weight(num_logprobs: int | None) -> int:
+    return 1 if num_logprobs is None else 2 + num_logprobs // 8
+
+
 class KeptStream(RequestStream):
     """The stream of one request that may be detached."""
 
@@ -51,7 +64,7 @@ class KeptStream(RequestStream):
         RequestStream."""
         super().__init__(admitted, **stream)
         self.request_id = admitted.request.request_id
-        self.num_kept_tokens = max(MIN_KEPT_TOKENS, admitted.request.most_tokens)
+        self.num_kept_tokens = _num_kept(admitted.request, admitted.request.most_tokens)
         """What it counts for: the most that it may come to, once it has ended what it came to."""
         self.ttl_s = ttl_s
         self._at_end = [on_end]
@@ -77,6 +90,10 @@ class KeptStream(RequestStream):
     def fail(self, error: QuireError) -> None:
         super().fail(error)
         self.note_end()
+
+    def shrink(self) -> None:
+        """Counts for what it came to, now that it has ended."""
+        self.num_kept_tokens = _num_kept(self._admitted.request, self.num_used_tokens)
 
     def at_end(self, call: Callable[[KeptStream], None]) -> None:
         """Also calls `call` when the request has ended or was given up."""
@@ -184,9 +201,9 @@ class DetachedRequests:
 
     def _shrink(self, stream: KeptStream) -> None:
         """It has ended, and counts from now on for no more than it has."""
-        num_tokens = max(MIN_KEPT_TOKENS, stream.num_used_tokens)
-        self._num_tokens -= stream.num_kept_tokens - num_tokens
-        stream.num_kept_tokens = num_tokens
+        self._num_tokens -= stream.num_kept_tokens
+        stream.shrink()
+        self._num_tokens += stream.num_kept_tokens
 
     def _drop(self, stream: KeptStream) -> None:
         self._stop_timer(stream.request_id)

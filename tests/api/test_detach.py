@@ -325,6 +325,19 @@ async def test_kept_tokens_have_a_limit(spec: ModelSpec, text_model: TextModel) 
     assert detail(error, error_details_pb2.ErrorInfo).metadata["limit"] == "max_detached_tokens"
 
 
+async def test_log_probabilities_count_as_further_tokens(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    """Of 32 at each place the events are six times as large."""
+    response = inference_pb2.ResponseOptions(num_logprobs=32)
+    async with serving(spec, text_model, max_detached_tokens=300) as served:
+        heavy = detachable(max_tokens=50, response=response)
+        error = await error_of(served.generation.Generate(heavy))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        light = await error_of(served.generation.Generate(detachable(max_tokens=50)))
+    assert light.code() is grpc.StatusCode.UNAVAILABLE  # no worker: it was let in
+
+
 async def test_an_ended_request_is_kept_at_no_cost_to_its_tenants_quota(
     spec: ModelSpec, text_model: TextModel
 ) -> None:
