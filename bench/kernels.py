@@ -181,6 +181,7 @@ def main() -> None:
         kv_dtype=kv_dtype,
         num_threads=arguments.threads,
         max_num_tokens=max(work.num_tokens for work in WORKLOADS),
+        block_size=BLOCK_SIZE,
         progress=None,
     )
     if decoder is None:

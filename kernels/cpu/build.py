@@ -23,8 +23,21 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-ISA_FLAGS = {"avx2": ("-O3", "-mavx2", "-mfma", "-mf16c"), "portable": ("-O2",)}
-"""Compiler flags of each instruction set that the sources have a header for."""
+_AVX2 = ("-O3", "-mavx2", "-mfma", "-mf16c")
+ISA_FLAGS = {
+    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni"),
+    "avx2": _AVX2,
+    "portable": ("-O2",),
+}
+"""Compiler flags of each instruction set that the sources have a header for, the best first."""
+
+NUM_LANES = {"avx512": 16, "avx2": 8, "portable": 4}
+"""`kLanes` of each; the size of a head and of a block must be a multiple of it."""
+
+_CPU_FLAGS = {
+    "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
+    "avx2": {"avx2", "fma", "f16c"},
+}
 
 _FLAGS = ("-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 _SOURCES = Path(__file__).parent
@@ -35,16 +48,21 @@ class BuildError(Exception):
     """The library can be neither found nor built; the message says why."""
 
 
-def detect_isa() -> str:
-    """The best instruction set of `ISA_FLAGS` that this machine runs."""
+def detect_isa(*sizes: int) -> str:
+    """The best instruction set of `ISA_FLAGS` that this machine runs and whose lanes divide all of
+    `sizes`; the best of all if none does."""
+    runnable = [isa for isa, needed in _CPU_FLAGS.items() if needed <= _cpu_flags()]
+    fitting = [isa for isa in runnable if not any(size % NUM_LANES[isa] for size in sizes)]
+    return (fitting or runnable or ["portable"])[0]
+
+
+def _cpu_flags() -> set[str]:
     try:
         cpu = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return "portable"
-    for line in cpu.splitlines():
-        if line.startswith("flags"):
-            return "avx2" if {"avx2", "fma", "f16c"} <= set(line.split()) else "portable"
-    return "portable"
+        return set()
+    flags = next((line for line in cpu.splitlines() if line.startswith("flags")), "")
+    return set(flags.split())
 
 
 def find_or_build(isa: str) -> Path:

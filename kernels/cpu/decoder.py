@@ -48,6 +48,7 @@ def load_decoder(
     kv_dtype: torch.dtype,
     num_threads: int,
     max_num_tokens: int,
+    block_size: int,
     progress: Callable[[float], None] | None,
 ) -> NativeDecoder | None:
     """Repacks `weights` for this machine's instruction set; None, with a warning, if it cannot.
@@ -56,6 +57,7 @@ def load_decoder(
                     columns); "float32": every weight at its float32 value, float32 arithmetic
     kv_dtype        of the KV cache: torch.float32 or torch.bfloat16
     max_num_tokens  most tokens, and most logit rows, of one step
+    block_size      token slots in a KV block
     progress        called with the share of the weights done, 0 to 1
 
     Only the embedding keeps being read from `weights`; the other tensors may go.
@@ -65,7 +67,7 @@ def load_decoder(
         logger.warning("no native CPU decoder for weights of type %s", unsupported[0])
         return None
     try:
-        library = load_library(find_or_build(detect_isa()))
+        library = load_library(find_or_build(detect_isa(spec.head_dim, block_size)))
     except (BuildError, OSError) as error:
         logger.warning("no native CPU decoder: %s", error)
         return None

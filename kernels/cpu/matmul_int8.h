@@ -92,13 +92,13 @@ struct Rows {
   Rows from(int row, int b) const { return {block(row, b), &scale(row, b), blocks_per_row}; }
 };
 
-// Integer dot products over the columns of group g: 4 bits sum in 16-bit lanes (8 * 2 * 15 * 127 fits)
-// and are widened once, 8 bits are widened at each step.
+// Integer dot products over the columns of group g. Where no instruction adds four products at once, 4
+// bits sum in 16-bit lanes (8 * 2 * 15 * 127 fits) and are widened at the end, 8 bits at each step.
 template <class Weights, int kRows>
 inline void dot_group(const uint8_t* block, int g, const Rows rows, int b, simd::Ints (&sums)[kRows][2]) {
   using namespace simd;
   constexpr int kGroupQuads = Weights::Layout::kGroup / 4;
-  if constexpr (Weights::Layout::kBits == 4) {
+  if constexpr (Weights::Layout::kBits == 4 && !kAddsQuads) {
     Shorts pairs[kRows][2];
     QUIRE_UNROLL for (int quad = 0; quad < kGroupQuads; ++quad) {
       const Bytes w0 = Weights::quad(block, quad, 0), w1 = Weights::quad(block, quad, 1);
@@ -120,9 +120,14 @@ inline void dot_group(const uint8_t* block, int g, const Rows rows, int b, simd:
       const Bytes w0 = Weights::quad(block, quad, 0), w1 = Weights::quad(block, quad, 1);
       QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
         const Bytes x = splat_quad(rows.block(row, b) + quad * 4);
-        const Ints p0 = dot_quads(w0, x), p1 = dot_quads(w1, x);
-        sums[row][0] = i == 0 ? p0 : sums[row][0] + p0;
-        sums[row][1] = i == 0 ? p1 : sums[row][1] + p1;
+        if constexpr (Weights::Layout::kBits == 4) {
+          sums[row][0] = add_quads(i == 0 ? Ints{} : sums[row][0], w0, x);
+          sums[row][1] = add_quads(i == 0 ? Ints{} : sums[row][1], w1, x);
+        } else {
+          const Ints p0 = dot_quads(w0, x), p1 = dot_quads(w1, x);
+          sums[row][0] = i == 0 ? p0 : sums[row][0] + p0;
+          sums[row][1] = i == 0 ? p1 : sums[row][1] + p1;
+        }
         settle(sums[row][0]);
         settle(sums[row][1]);
       }

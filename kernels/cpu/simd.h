@@ -13,7 +13,9 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#if defined(QUIRE_AVX512) || (defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__))
+#include "simd_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "simd_avx2.h"
 #else
 #include "simd_portable.h"
@@ -28,7 +30,11 @@ namespace quire::simd {
 // before it adds them up, and there are more of them than registers.
 template <class Vector>
 inline void settle(Vector& v) {
-#if defined(__x86_64__)
+#if defined(QUIRE_AVX512)
+  (void)v;  // emulated: wider than a register
+#elif defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
   asm("" : "+x"(v));
 #elif defined(__aarch64__)
   asm("" : "+w"(v));

@@ -63,6 +63,10 @@ inline Bytes high_nibbles(Bytes v) {
   return (Bytes)_mm256_and_si256(_mm256_srli_epi16((__m256i)v, 4), _mm256_set1_epi8(15));
 }
 
+// No instruction adds a sum of four products.
+constexpr bool kAddsQuads = false;
+inline Ints add_quads(Ints sum, Bytes, Bytes) { return sum; }
+
 // Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
 inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
   return (Shorts)_mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);

@@ -92,6 +92,10 @@ inline Shorts odd_signed(Bytes v) { return reinterpret_cast<Shorts>(v) >> 8; }
 inline Shorts even_unsigned(Bytes v) { return reinterpret_cast<Shorts>(v) & 255; }
 inline Shorts odd_unsigned(Bytes v) { return (reinterpret_cast<Shorts>(v) >> 8) & 255; }
 
+// No instruction adds a sum of four products.
+constexpr bool kAddsQuads = false;
+inline Ints add_quads(Ints sum, Bytes, Bytes) { return sum; }
+
 // Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
 inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
   return even_unsigned(unsigned_bytes) * even_signed(signed_bytes) +

@@ -91,6 +91,7 @@ def _load_native(
         kv_dtype=kv_dtype,
         num_threads=config.num_threads,
         max_num_tokens=max_num_batched_tokens,
+        block_size=config.block_size,
         progress=progress,
     )
     if decoder is None:

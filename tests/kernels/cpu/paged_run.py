@@ -22,10 +22,11 @@ def make_decoder(
     compute: Compute,
     *,
     num_threads: int = 2,
+    block_size: int = 16,
     isa: str | None = None,
 ) -> NativeDecoder:
     return NativeDecoder(
-        load_library(find_or_build(isa or detect_isa())),
+        load_library(find_or_build(isa or detect_isa(spec.head_dim, block_size))),
         spec,
         weights,
         compute=compute,

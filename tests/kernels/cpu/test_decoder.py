@@ -46,7 +46,7 @@ def check(shape: Shape, formats: tuple[str, ...], compute: Compute, block_size: 
     spec = make_spec(shape)
     weights = make_weights(shape, formats, torch.Generator().manual_seed(1))
     sequences = random_tokens(spec, lengths)
-    decoder = make_decoder(spec, weights, compute)
+    decoder = make_decoder(spec, weights, compute, block_size=block_size)
     run = PagedRun(decoder, spec, compute, sequences, block_size=block_size)
     logits = torch.cat(run.finish(chunk=7 if compute == "float32" else 3))
     wanted = torch.cat(

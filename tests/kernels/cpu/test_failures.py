@@ -36,6 +36,7 @@ def load(weights: DecoderWeights) -> object:
         kv_dtype=torch.float32,
         num_threads=1,
         max_num_tokens=8,
+        block_size=16,
         progress=None,
     )
 

@@ -3,30 +3,83 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from kernels.cpu import build
 from kernels.cpu.build import ISA_FLAGS, detect_isa
 from kernels.cpu.decoder import Compute
 from tests.kernels.cpu.paged_run import PagedRun, make_decoder, random_tokens
 from tests.kernels.cpu.tiny_model import HALVES, Shape, make_spec, make_weights
 
+HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[3] / "kernels" / "cpu"
+
+
+AVX2 = {"avx2", "fma", "f16c"}
+AVX512 = {"avx512f", "avx512bw", "avx512vl"}
+EMULATED = (*ISA_FLAGS["avx2"], "-Wno-psabi", "-include", str(HERE / "emulated_avx512.h"))
+has_avx2 = pytest.mark.skipif(detect_isa() == "portable", reason="the machine has no AVX2")
+has_simde = pytest.mark.skipif(
+    not Path("/usr/include/simde/x86/avx512.h").exists(), reason="libsimde-dev is not installed"
+)
+
+
+def compile_and_run(source: str, flags: Sequence[str], folder: Path) -> str:
+    """What the program of a source beside this file prints; it must end well."""
+    program = folder / "program"
+    common = ["-std=c++17", "-ffp-contract=off", "-pthread", f"-I{SOURCES}"]
+    command = ["g++", *common, *flags, "-O0", str(HERE / source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=120)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 @pytest.mark.parametrize("isa", sorted({"portable", detect_isa()}))
 def test_vector_operations(isa: str, tmp_path: Path) -> None:
-    program = tmp_path / "simd_check"
-    source = Path(__file__).with_name("simd_check.cpp")
-    flags = ["-std=c++17", "-ffp-contract=off", *ISA_FLAGS[isa], f"-I{SOURCES}"]
-    subprocess.run(["g++", *flags, str(source), "-o", str(program)], check=True, timeout=60)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
+    assert compile_and_run("simd_check.cpp", ISA_FLAGS[isa], tmp_path) == ""
 
 
-@pytest.mark.skipif(detect_isa() == "portable", reason="nothing to compare with")
+@has_avx2
+@has_simde
+def test_emulated_avx512(tmp_path: Path) -> None:
+    """Its vector operations are right, and its 8-bit products have the bits of AVX2's."""
+    assert compile_and_run("simd_check.cpp", EMULATED, tmp_path) == ""
+    wide = compile_and_run("product_check.cpp", EMULATED, tmp_path)
+    narrow = compile_and_run("product_check.cpp", ISA_FLAGS["avx2"], tmp_path)
+    assert len(narrow.splitlines()) == 3680
+    assert sorted(wide.splitlines()) == sorted(narrow.splitlines())
+
+
+@has_avx2
+def test_avx512_compiles(tmp_path: Path) -> None:
+    flags = ["-std=c++17", *ISA_FLAGS["avx512"], "-O0", f"-I{SOURCES}"]
+    command = ["g++", *flags, "-c", str(HERE / "product_check.cpp"), "-o", str(tmp_path / "object")]
+    subprocess.run(command, check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes", "wanted"),
+    [
+        ({*AVX2, *AVX512, "avx512_vnni"}, (64, 16), "avx512"),
+        ({*AVX2, *AVX512, "avx512_vnni"}, (40, 16), "avx2"),
+        ({*AVX2, *AVX512}, (64, 16), "avx2"),
+        (AVX2, (20, 16), "avx2"),
+        ({"avx2"}, (64, 16), "portable"),
+    ],
+)
+def test_the_best_fitting_instruction_set_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], sizes: tuple[int, ...], wanted: str
+) -> None:
+    monkeypatch.setattr(build, "_cpu_flags", lambda: flags)
+    assert detect_isa(*sizes) == wanted
+
+
+@has_avx2
 @pytest.mark.parametrize("compute", ["float32", "auto"])
 def test_the_portable_path_is_close_to_this_machines(compute: Compute) -> None:
     """They differ in fused multiply-adds alone; in 8 bits a rounding may fall otherwise."""
@@ -40,7 +93,7 @@ def test_the_portable_path_is_close_to_this_machines(compute: Compute) -> None:
                 make_decoder(spec, weights, compute, isa=isa), spec, compute, sequences
             ).finish(chunk=5)
         )
-        for isa in (detect_isa(), "portable")
+        for isa in (detect_isa(spec.head_dim), "portable")
     )
     errors = (native - portable).pow(2).mean(1).sqrt() / native.pow(2).mean().sqrt()
     assert errors.median() < 1e-5

@@ -1,0 +1,87 @@
+// Vector operations for x86-64 with AVX-512 (F, BW, VL) and VNNI: 16 lanes.
+#pragma once
+
+#include <immintrin.h>
+
+namespace quire::simd {
+
+constexpr int kLanes = 16;
+using Floats = float __attribute__((vector_size(64)));
+using Ints = int32_t __attribute__((vector_size(64)));
+using Shorts = int16_t __attribute__((vector_size(64)));
+using Bytes = uint8_t __attribute__((vector_size(64)));
+
+inline Floats load(const float* p) { return (Floats)_mm512_loadu_ps(p); }
+inline void store(float* p, Floats v) { _mm512_storeu_ps(p, (__m512)v); }
+inline Floats splat(float x) { return (Floats)_mm512_set1_ps(x); }
+// Of floats b, where either is a NaN
+inline Floats max(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+inline Floats min(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
+inline Ints max(Ints a, Ints b) { return (Ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+inline Floats to_floats(Ints v) { return (Floats)_mm512_cvtepi32_ps((__m512i)v); }
+inline Ints round_to_ints(Floats v) { return (Ints)_mm512_cvtps_epi32((__m512)v); }
+
+// a * b + c, rounded once
+inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+// kLanes IEEE halves
+inline Floats load_half(const uint16_t* p) {
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+
+// kLanes bfloat16
+inline Floats load_bfloat(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return (Floats)_mm512_slli_epi32(wide, 16);
+}
+
+// kLanes integers as bytes; they fit
+inline void store_bytes(int8_t* p, Ints v) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+}
+
+inline Bytes load_bytes(const uint8_t* p) { return (Bytes)_mm512_loadu_si512(p); }
+inline void store_bytes(uint8_t* p, Bytes v) { _mm512_storeu_si512(p, (__m512i)v); }
+
+// 4 bytes, repeated in every lane
+inline Bytes splat_quad(const int8_t* p) {
+  int32_t quad;
+  std::memcpy(&quad, p, 4);
+  return (Bytes)_mm512_set1_epi32(quad);
+}
+
+inline Bytes low_nibbles(Bytes v) {
+  return (Bytes)_mm512_and_si512((__m512i)v, _mm512_set1_epi8(15));
+}
+
+inline Bytes high_nibbles(Bytes v) {
+  return (Bytes)_mm512_and_si512(_mm512_srli_epi16((__m512i)v, 4), _mm512_set1_epi8(15));
+}
+
+// A sum of four products per lane, unsigned by signed, is added in one instruction.
+constexpr bool kAddsQuads = true;
+inline Ints add_quads(Ints sum, Bytes unsigned_bytes, Bytes signed_bytes) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+}
+
+// Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
+inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
+  return (Shorts)_mm512_maddubs_epi16((__m512i)unsigned_bytes, (__m512i)signed_bytes);
+}
+
+// Sums of pairs of 16-bit integers
+inline Ints add_pairs(Shorts v) {
+  return (Ints)_mm512_madd_epi16((__m512i)v, _mm512_set1_epi16(1));
+}
+
+// Sums of four products, signed by signed. The weights' sign moves to the other factor, which must
+// not hold -128.
+inline Ints dot_quads(Bytes weights, Bytes values) {
+  const __m512i w = (__m512i)weights, x = (__m512i)values, zero = _mm512_setzero_si512();
+  const __m512i moved = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), zero, x);
+  return add_quads(Ints{}, (Bytes)_mm512_abs_epi8(w), (Bytes)moved);
+}
+
+}  // namespace quire::simd

@@ -1,0 +1,63 @@
+// Multiplies seeded matrices of several layouts by seeded rows and prints the bits of every output, for
+// any instruction set: what the 8-bit products give must not depend on it.
+#include "matmul_int8.h"
+
+#include <cstdio>
+#include <vector>
+
+using namespace quire;
+
+static uint32_t state = 1;
+static uint32_t draw() { return state = state * 1664525u + 1013904223u; }
+
+// Random blocks whose halves are small finite numbers.
+static std::vector<uint8_t> random_weights(Format format, size_t num_blocks) {
+  const BlockShape shape = block_shape(format);
+  std::vector<uint8_t> data(num_blocks * shape.num_bytes);
+  for (uint8_t& byte : data) byte = static_cast<uint8_t>(draw() >> 24);
+  for (size_t i = 0; i < num_blocks; ++i) {
+    uint8_t* block = data.data() + i * shape.num_bytes;
+    const int halves[] = {format == Format::kQ6_K ? 208 : 0, format == Format::kQ4_1 ? 2 : -1};
+    for (const int offset : halves) {
+      if (offset >= 0) block[offset + 1] = static_cast<uint8_t>(0x20 | (draw() >> 24 & 0x83));
+    }
+  }
+  return data;
+}
+
+template <class L>
+static void check(Format format, int num_rows, int num_columns) {
+  ThreadPool pool(1);
+  Arena arena;
+  const size_t num_blocks = static_cast<size_t>(num_rows) * num_columns / block_shape(format).num_weights;
+  const std::vector<uint8_t> data = random_weights(format, num_blocks);
+  const Matrix matrix = pack_matrix(format, data.data(), num_rows, num_columns, pool, arena);
+  for (const int count : {1, 2, 7, 13}) {
+    Activations rows(count, num_columns, true);
+    for (int row = 0; row < count; ++row) {
+      for (int i = 0; i < num_columns; ++i) {
+        rows.row(row)[i] = static_cast<float>(static_cast<int32_t>(draw())) * 1e-9f;
+      }
+      quantise_row(rows, row, num_columns);
+    }
+    std::vector<float> out(static_cast<size_t>(matrix.num_panels()) * count * kPanel);
+    for (int panel = 0; panel < matrix.num_panels(); ++panel) {
+      float* block = out.data() + static_cast<size_t>(panel) * count * kPanel;
+      int8::multiply_panel<L>(matrix, panel, rows, 0, count, block);
+      for (int row = 0; row < count; ++row) {
+        for (int i = 0; i < kPanel && panel * kPanel + i < num_rows; ++i) {
+          uint32_t bits;
+          std::memcpy(&bits, block + row * kPanel + i, 4);
+          std::printf("%d/%d/%d/%d %08x\n", static_cast<int>(format), count, row, panel * kPanel + i, bits);
+        }
+      }
+    }
+  }
+}
+
+int main() {
+  check<Nibbles>(Format::kQ4_0, 40, 320);
+  check<NibblesMinimum>(Format::kQ4_1, 40, 320);
+  check<Octets>(Format::kQ8_0, 40, 320);
+  check<Octets16>(Format::kQ6_K, 40, 512);
+}
