@@ -15,7 +15,7 @@ PACKAGES := shared protos scheduler_svc worker_svc kernels quire_client cli benc
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model native proto lint test demo sim nightly chaos bench bench-scheduler bench-peers clean
+.PHONY: help setup model native proto lint test demo sim fuzz nightly chaos bench bench-scheduler bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' \
@@ -63,6 +63,11 @@ EVENTS ?= 500
 
 sim: $(VENV)/.stamp ## Run SEEDS seeds of the scheduler's simulator, on all cores
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED) --events $(EVENTS)
+
+CALLS ?= 10000
+
+fuzz: $(VENV)/.stamp ## CALLS random calls, and frames, at a real scheduler process
+	$(BIN)/python -m tests.fuzz --calls $(CALLS) --seed $(SEED)
 
 nightly: setup model native ## What takes too long for make test: 2,000 seeds, every end-to-end world
 	$(MAKE) sim SEEDS=2000 EVENTS=500

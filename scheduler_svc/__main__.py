@@ -17,6 +17,7 @@ import uvloop
 
 from scheduler_svc.config import SchedulerServiceConfig, parse_config
 from scheduler_svc.server import SchedulerServer
+from scheduler_svc.servicers.errors import DeparturesFilter
 from scheduler_svc.text.tokenizer import TextModel
 from shared import logs
 from shared.errors import QuireError
@@ -74,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = parse_config(argv, os.environ)
         logs.setup(config.log_level, config.log_format, "scheduler")
+        logging.getLogger("grpc._cython.cygrpc").addFilter(DeparturesFilter())
         spec = read_model_spec(
             config.model_path,
             config.model_name,

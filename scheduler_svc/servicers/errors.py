@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
+from grpc._cython import cygrpc
 from grpc_status import rpc_status
 
 from scheduler_svc.servicers.error_table import ROW_OF
@@ -73,6 +74,15 @@ def _packed(detail: Message) -> any_pb2.Any:
     return packed
 
 
+class DeparturesFilter(logging.Filter):
+    """For gRPC's own logger: clients that left before they heard how their call ended are no
+    errors, and must not be able to fill the log with tracebacks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = None if not isinstance(record.exc_info, tuple) else record.exc_info[1]
+        return not isinstance(error, cygrpc.ExecuteBatchError)
+
+
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -89,22 +99,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return handler
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
-                _guarded(handler.unary_unary),
-                request_deserializer=handler.request_deserializer,
+                _guarded(handler.unary_unary, handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         # Our streams write to their context, so that a cancel is raised inside the handler.
         return grpc.unary_stream_rpc_method_handler(
-            _guarded(handler.unary_stream),
-            request_deserializer=handler.request_deserializer,
+            _guarded(handler.unary_stream, handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
 
-def _guarded(handler: Handler) -> Handler:
-    async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+def _guarded(handler: Handler, parse: Callable[[bytes], Any]) -> Handler:
+    """`handler` with its requests parsed here: gRPC would log a traceback for bytes that are no
+    message, and answer UNKNOWN."""
+
+    async def call(data: bytes, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await handler(request, context)
+            return await handler(_parsed(data, parse), context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except QuireError as error:
@@ -120,3 +131,10 @@ def _guarded(handler: Handler) -> Handler:
         return None
 
     return call
+
+
+def _parsed(data: bytes, parse: Callable[[bytes], Any]) -> Any:
+    try:
+        return parse(data)
+    except DecodeError as error:
+        raise InvalidArgument("request", "the bytes are no message of this call's type") from error

@@ -43,6 +43,7 @@ class Process:
 
     process: asyncio.subprocess.Process
     address: str
+    admin_address: str
     worker_endpoint: str
 
     async def end(self) -> tuple[int, str]:
@@ -67,7 +68,7 @@ async def running(model_folder: Path, *flags: str) -> AsyncIterator[Process]:
                 break
         else:
             raise AssertionError("".join(lines))
-        yield Process(process, found[1], found[3])
+        yield Process(process, found[1], found[2], found[3])
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
