@@ -124,18 +124,14 @@ class KeptStream(RequestStream):
             if self._writer is writer:
                 self._writer = None
 
-    async def _write(self, write: Write, num_written: int) -> None:
-        while True:
-            while num_written < len(self._events):
-                num_written += 1
-                event = self._events[num_written - 1]
-                await write(inference_pb2.GenerateResponse.FromString(event))
-            message = await self.next_message()
-            if message is None:
-                return
+    async def _write(self, write: Write, after_event: int) -> None:
+        for event in self._events[after_event:]:
+            await write(inference_pb2.GenerateResponse.FromString(event))
+        while (message := await self.next_message()) is not None:
             # Nothing is awaited between taking an event and keeping it, so that none is lost.
             message.event_number = len(self._events) + 1
             self._events.append(message.SerializeToString())
+            await write(message)
 
 
 class DetachedRequests:

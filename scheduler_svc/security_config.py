@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,8 +104,10 @@ def _secret_lines(flag: str, path: Path | None) -> list[bytes]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _check_tokens(tokens: Iterable[ClientToken], admin_tokens: Iterable[ClientToken]) -> None:
+def _check_tokens(tokens: Collection[ClientToken], admin_tokens: Collection[ClientToken]) -> None:
     clients, operators = ({token.secret for token in some} for some in (tokens, admin_tokens))
+    if len(clients) < len(tokens):
+        raise ConfigError("--token-file has a token twice: it could name two tenants")
     if clients and not operators:
         raise ConfigError(
             "--token-file needs --admin-token-file: clients' tokens don't open the operator's port"

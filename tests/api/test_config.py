@@ -135,6 +135,11 @@ def test_the_prefix_cache_can_be_off() -> None:
     assert not parse_config([*MODEL, "--prefix-cache", "off"], {}).core.enable_prefix_cache
 
 
+def test_a_token_of_two_tenants_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        parse_config([*MODEL, *tokens_with(tmp_path, "acme:same\nother:same")], {})
+
+
 def test_a_target_of_zero_is_none() -> None:
     assert parse_config(MODEL, {}).core.target_itl_s == 0.1
     assert parse_config([*MODEL, "--target-itl-ms", "40"], {}).core.target_itl_s == 0.04
