@@ -150,14 +150,13 @@ class RequestStream:
             await self._reader
         item = self._buffer.popleft()
         self._num_due -= 1
-        if not isinstance(item, _Delta):
-            return item
-        self._close_delta(item)
-        self._next_write_s = self._pacer.note_write(self._counted_in, len(self._sequences))
-        self._counted_in = self._pacer.window
+        if isinstance(item, _Delta):
+            self._close_delta(item)
+            self._next_write_s = self._pacer.note_write(self._counted_in, len(self._sequences))
+            self._counted_in = self._pacer.window
         if self._num_due == 0 and self._buffer:
-            self._hold()
-        return item.message()
+            self._hold()  # it came while what was due was written
+        return item.message() if isinstance(item, _Delta) else item
 
     def fail(self, error: QuireError) -> None:
         """The request ended by an error."""

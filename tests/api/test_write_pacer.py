@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from scheduler_svc.core.messages import FinishReason, SequenceFinished
+from scheduler_svc.core.messages import FinishReason, RequestStarted, SequenceFinished
 from scheduler_svc.streams import RequestStream
 from scheduler_svc.text.tokenizer import TextModel
 from scheduler_svc.write_pacer import (
@@ -19,6 +19,7 @@ from scheduler_svc.write_pacer import (
     WINDOW_S,
     WritePacer,
 )
+from shared.ids import ReplicaId
 from tests.api.test_streams import ID, new_stream
 
 
@@ -111,6 +112,18 @@ async def test_a_stream_waits_for_its_turn_and_an_idle_one_does_not(text_model: 
     clock.now += 2 * pacer.pause_s
     stream.append(0, 100, clock.now)
     assert await is_written(stream) == ["d"]
+
+
+async def test_a_token_that_comes_before_its_start_is_written_needs_no_other(
+    text_model: TextModel,
+) -> None:
+    stream = new_stream(text_model, pacer=Clock().pacer())
+    stream.deliver(RequestStarted(ID, ReplicaId(1), 0, 0.5), 0.5)
+    stream.append(0, 97, 0.6)
+    started = await stream.next_message()
+    assert started is not None and started.HasField("started")
+    message = await asyncio.wait_for(stream.next_message(), 5.0)
+    assert message is not None and message.delta.text == "a"
 
 
 async def test_an_end_waits_for_no_turn(text_model: TextModel) -> None:
