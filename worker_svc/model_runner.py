@@ -18,7 +18,7 @@ from worker_svc.logit_rules import apply_rules
 from worker_svc.logprobs import PlaceLogprobs, flat_rows
 from worker_svc.prompt_logprobs import tell_prompts
 from worker_svc.request_state import RequestState, Rows
-from worker_svc.sampler import sample
+from worker_svc.sampler import Sampled, sample
 from worker_svc.token_masks import apply_masks, check_masks
 
 
@@ -74,7 +74,7 @@ class ModelRunner:
         failed = self._failed_earlier(plan)
         prompts: dict[int, PlaceLogprobs] = {}
         unsound: list[int] = []
-        if self.state.num_prompt_logprobs[list(plan.chunk_handles)].any():
+        if plan.chunk_handles and self.state.num_prompt_logprobs[list(plan.chunk_handles)].any():
             with torch.inference_mode():
                 plan, prompts, unsound = tell_prompts(self.state, plan, self._forward, self.device)
         batch = build_batch(self.state, plan, self.device)
@@ -121,22 +121,17 @@ class ModelRunner:
             return _Outcome()
         with torch.inference_mode():
             telling = np.flatnonzero(state.num_logprobs[rows])
-            own_logits = logits[torch.from_numpy(telling).to(logits.device)]  # before the rules
+            own = logits[torch.from_numpy(telling).to(logits.device)]  # before the rules
             places, rules = state.rules(rows)
             if places:
                 apply_rules(logits, places, rules)
             if plan.masks:
                 apply_masks(logits, rows, plan)
             sampled = sample(logits, state.sampling_rows(rows))
-            sampled.is_sound[telling] &= own_logits.amax(dim=-1).isfinite().cpu().numpy()
+            logprobs = self._logprobs(rows, telling, own, sampled) if len(telling) else {}
             is_beam = state.num_candidates[rows] > 0
             beams = np.flatnonzero(is_beam & sampled.is_sound)
             candidates = self._candidates(logits, rows, beams) if len(beams) else []
-            logprobs = {
-                int(rows[place]): self._logprobs(rows[place], own, sampled.token_ids[place])
-                for place, own in zip(telling.tolist(), own_logits, strict=True)
-                if sampled.is_sound[place]
-            }
         drawn = sampled.is_sound & ~is_beam
         token_ids = sampled.token_ids[drawn]
         state.append_tokens(rows[drawn], token_ids)
@@ -150,12 +145,20 @@ class ModelRunner:
             logprobs,
         )
 
-    def _logprobs(self, row: np.int64, logits: torch.Tensor, token_id: np.int64) -> PlaceLogprobs:
-        """What is told of the token that `row` drew by its own `logits` [vocab_size]."""
-        num_top = int(self.state.num_logprobs[row]) - 1
-        places = PlaceLogprobs(min(num_top, self.state.vocab_size))
-        places.add(logits[None], [int(token_id)])
-        return places
+    def _logprobs(
+        self, rows: Rows, telling: Rows, own_logits: torch.Tensor, sampled: Sampled
+    ) -> dict[int, PlaceLogprobs]:
+        """What is told of the tokens that the sampling `rows` at the places `telling` [m] drew, by
+        their own logits [m, vocab_size]. A row with a NaN among these is not sound."""
+        sampled.is_sound[telling] &= own_logits.amax(dim=-1).isfinite().cpu().numpy()
+        told = {}
+        for place, logits in zip(telling.tolist(), own_logits, strict=True):
+            if sampled.is_sound[place]:
+                row = int(rows[place])
+                num_top = int(self.state.num_logprobs[row]) - 1
+                told[row] = places = PlaceLogprobs(min(num_top, self.state.vocab_size))
+                places.add(logits[None], [int(sampled.token_ids[place])])
+        return told
 
     def _candidates(self, logits: torch.Tensor, rows: Rows, beams: Rows) -> list[Candidates]:
         """Of the sampling `rows`, those at the places `beams`."""
