@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,31 @@ TemperatureOption = Annotated[float | None, typer.Option(help="0 takes the most 
 TopKOption = Annotated[int | None, typer.Option(min=0, help="candidates by rank; 0 is all")]
 TopPOption = Annotated[float | None, typer.Option(help="candidates by cumulated probability")]
 MinPOption = Annotated[float | None, typer.Option(help="candidates by share of the best one's")]
+TypicalPOption = Annotated[
+    float | None, typer.Option(help="candidates of usual surprise, by cumulated probability")
+]
+RepetitionOption = Annotated[
+    float | None, typer.Option("--repetition-penalty", help="above 1: tokens known come less")
+]
+PresenceOption = Annotated[
+    float | None, typer.Option("--presence-penalty", help="above 0: generated tokens come less")
+]
+FrequencyOption = Annotated[
+    float | None, typer.Option("--frequency-penalty", help="the same for each time they came")
+]
+BadWordOption = Annotated[
+    list[str] | None, typer.Option("--bad-word", help="text that is not to come")
+]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="same seed, same tokens")]
+MinTokensOption = Annotated[
+    int | None, typer.Option(min=0, help="tokens generated before anything may end the text")
+]
+LogprobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs", min=0, help="with --json: tell each token's and so many likeliest ones'"
+    ),
+]
 StopOption = Annotated[list[str] | None, typer.Option("--stop", help="string that ends the text")]
 
 
@@ -27,16 +51,25 @@ def sampling_params(
     min_p: float | None,
     seed: int | None,
     n: int | None = None,
+    **more: object,
 ) -> inference_pb2.SamplingParams:
-    """What is None stays absent, so that the server's default holds and its checks speak."""
+    """What is None stays absent, so that the server's default holds and its checks speak. `more`
+    are further fields by name."""
+    given: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
     return inference_pb2.SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n, **given
     )
 
 
 def stopping_params(
-    max_tokens: int | None, stop: Sequence[str] | None, ignore_eos: bool | None = None
+    max_tokens: int | None,
+    stop: Sequence[str] | None,
+    ignore_eos: bool | None = None,
+    min_tokens: int | None = None,
 ) -> inference_pb2.StoppingParams:
     return inference_pb2.StoppingParams(
-        max_tokens=max_tokens, stop_strings=stop or (), ignore_eos=ignore_eos
+        max_tokens=max_tokens,
+        stop_strings=stop or (),
+        ignore_eos=ignore_eos,
+        min_tokens=min_tokens or 0,
     )

@@ -15,6 +15,8 @@ class SequenceAnswer:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: inference_pb2.Logprobs = field(default_factory=inference_pb2.Logprobs)
+    """Of `token_ids`, if asked for."""
     finished: inference_pb2.Finished | None = None
     """None while it goes on, and when the stream broke off."""
 
@@ -41,6 +43,8 @@ class Answer:
     started: inference_pb2.Started | None = None
     """None before the request was scheduled."""
     sequences: dict[int, SequenceAnswer] = field(default_factory=dict)
+    prompt_logprobs: inference_pb2.Logprobs = field(default_factory=inference_pb2.Logprobs)
+    """Of the prompt's tokens but the first, if asked for."""
     num_recoveries: int = 0
     """How often a sequence lost its worker and went on elsewhere."""
     last_event: int = 0
@@ -62,6 +66,9 @@ class Answer:
                 )
             sequence.token_ids.extend(event.delta.token_ids)
             sequence.text += event.delta.text
+            sequence.logprobs.MergeFrom(event.delta.logprobs)
+        elif kind == "prompt_logprobs":
+            self.prompt_logprobs.MergeFrom(event.prompt_logprobs.logprobs)
         elif kind == "finished":
             sequence.finished = event.finished
         elif kind == "recovered":

@@ -12,6 +12,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _SAMPLING = frozenset(inference_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _STOPPING = frozenset(inference_pb2.StoppingParams.DESCRIPTOR.fields_by_name)
+_RESPONSE = frozenset(inference_pb2.ResponseOptions.DESCRIPTOR.fields_by_name)
 
 
 def chat_prompt(messages: Sequence[Mapping[str, str]]) -> inference_pb2.ChatPrompt:
@@ -23,18 +24,21 @@ def chat_prompt(messages: Sequence[Mapping[str, str]]) -> inference_pb2.ChatProm
 
 def generate_request(prompt: Prompt, **parameters: Any) -> inference_pb2.GenerateRequest:
     """A request. `parameters` are fields of SamplingParams ("temperature"), of StoppingParams
-    ("max_tokens") and of GenerateRequest itself ("priority", "json_schema", "beam") by their names
-    in the contract, which gives their ranges and defaults.
+    ("max_tokens"), of ResponseOptions ("num_logprobs") and of GenerateRequest itself ("priority",
+    "json_schema", "beam") by their names in the contract, which gives their ranges and defaults.
 
     Raises ValueError for a name that none of them has.
     """
     sampling = {name: parameters.pop(name) for name in _SAMPLING & parameters.keys()}
     stopping = {name: parameters.pop(name) for name in _STOPPING & parameters.keys()}
+    response = {name: parameters.pop(name) for name in _RESPONSE & parameters.keys()}
     request = inference_pb2.GenerateRequest(**parameters)
     if sampling:
         request.sampling.MergeFrom(inference_pb2.SamplingParams(**sampling))
     if stopping:
         request.stopping.MergeFrom(inference_pb2.StoppingParams(**stopping))
+    if response:
+        request.response.MergeFrom(inference_pb2.ResponseOptions(**response))
     if isinstance(prompt, str):
         request.text = prompt
     elif any(isinstance(part, Mapping) for part in prompt):

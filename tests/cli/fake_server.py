@@ -59,9 +59,14 @@ class FakeServer(
                 if self.cancelled.is_set():
                     return
                 time.sleep(0.01)
-            yield inference_pb2.GenerateResponse(
-                delta=inference_pb2.Delta(offset=offset, token_ids=[offset], text=f"w{offset} ")
-            )
+            delta = inference_pb2.Delta(offset=offset, token_ids=[offset], text=f"w{offset} ")
+            if request.response.HasField("num_logprobs"):
+                num_top = request.response.num_logprobs
+                delta.logprobs.log_probs.append(-float(offset))
+                delta.logprobs.ranks.append(1 + offset)
+                delta.logprobs.top_token_ids.extend(range(offset, offset + num_top))
+                delta.logprobs.top_log_probs.extend([-0.5] * num_top)
+            yield inference_pb2.GenerateResponse(delta=delta)
         yield inference_pb2.GenerateResponse(
             finished=inference_pb2.Finished(
                 reason=inference_pb2.FINISH_REASON_MAX_TOKENS,

@@ -33,6 +33,36 @@ def test_generate_sends_only_the_options_that_were_given(server: FakeServer, qui
     assert not request.stopping.HasField("ignore_eos")
 
 
+def test_generate_sends_the_rules_of_tokens(server: FakeServer, quire: Quire) -> None:
+    quire("generate", "x", "--typical-p", "0.5", "--repetition-penalty", "1.5",
+          "--presence-penalty", "-1", "--frequency-penalty", "0.25", "--bad-word", "a",
+          "--bad-word", "b", "--min-tokens", "2", "--server", server.address)  # fmt: skip
+    (request,) = server.requests
+    expected = inference_pb2.SamplingParams(
+        typical_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-1.0,
+        frequency_penalty=0.25,
+        bad_words=["a", "b"],
+    )
+    assert request.sampling == expected
+    assert request.stopping.min_tokens == 2
+    assert not request.HasField("response")
+
+
+def test_generate_tells_log_probabilities_as_json(server: FakeServer, quire: Quire) -> None:
+    ended = quire("generate", "x", "--logprobs", "2", "--max-tokens", "2", "--json",
+                  "--server", server.address)  # fmt: skip
+    assert json.loads(ended.out)["logprobs"] == [
+        {
+            "log_prob": -float(place),
+            "rank": 1 + place,
+            "top": [{"token_id": place + rank, "log_prob": -0.5} for rank in range(2)],
+        }
+        for place in range(2)
+    ]
+
+
 def test_generate_chat_sends_a_conversation(server: FakeServer, quire: Quire) -> None:
     quire("generate", "--chat", "why?", "--server", server.address)
     (message,) = server.requests[0].chat.messages

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from tests.e2e.cluster import Cluster, model_file
-from tests.e2e.reference import Continuation, read_greedy
+from tests.e2e.reference import Continuation, load_model, read_greedy
 
 FLOAT32 = ("--dtype", "float32")
 SHORT_STEPS = ("--max-num-batched-tokens", "256")
@@ -29,6 +30,12 @@ def model_path() -> Path:
 @pytest.fixture(scope="session")
 def greedy_continuations() -> dict[str, Continuation]:
     return read_greedy()
+
+
+@pytest.fixture(scope="session")
+def oracle(model_path: Path) -> LlamaForCausalLM:
+    """The same model in transformers."""
+    return load_model(model_path)
 
 
 @contextmanager

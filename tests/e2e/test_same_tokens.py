@@ -16,7 +16,6 @@ from tests.e2e.reference import (
     NUM_TOKENS,
     Continuation,
     continue_greedily,
-    load_model,
     write_model_folder,
 )
 
@@ -28,11 +27,6 @@ BLOCK_SIZE = 16
 pytestmark = pytest.mark.timeout(
     400
 )  # thousands of tokens in float32, on a machine that may be busy
-
-
-@pytest.fixture(scope="session")
-def oracle(model_path: Path) -> LlamaForCausalLM:
-    return load_model(model_path)
 
 
 def _requests(kept: Continuations, names: Sequence[str]) -> list[inference_pb2.GenerateRequest]:
