@@ -58,20 +58,8 @@ inline float sum(Floats v) {
   return total;
 }
 
-inline int32_t sum(Ints v) {
-  int32_t total = v[0];
-  for (int i = 1; i < kLanes; ++i) total += v[i];
-  return total;
-}
-
 inline float largest(Floats v) {
   float best = v[0];
-  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
-  return best;
-}
-
-inline int32_t largest(Ints v) {
-  int32_t best = v[0];
   for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
   return best;
 }

@@ -86,4 +86,16 @@ inline Ints dot_quads(Bytes weights, Bytes values) {
   return add_pairs((Shorts)_mm256_maddubs_epi16(magnitude, moved));
 }
 
+inline int32_t sum(Ints v) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+inline int32_t largest(Ints v) {
+  __m128i s = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
 }  // namespace quire::simd

@@ -84,4 +84,16 @@ inline Ints dot_quads(Bytes weights, Bytes values) {
   return add_quads(Ints{}, (Bytes)_mm512_abs_epi8(w), (Bytes)moved);
 }
 
+inline int32_t sum(Ints v) {
+  int32_t total = v[0];
+  for (int i = 1; i < kLanes; ++i) total += v[i];
+  return total;
+}
+
+inline int32_t largest(Ints v) {
+  int32_t best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
 }  // namespace quire::simd

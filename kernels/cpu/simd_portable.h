@@ -114,4 +114,16 @@ inline Ints dot_quads(Bytes weights, Bytes values) {
                    odd_signed(weights) * odd_signed(values));
 }
 
+inline int32_t sum(Ints v) {
+  int32_t total = v[0];
+  for (int i = 1; i < kLanes; ++i) total += v[i];
+  return total;
+}
+
+inline int32_t largest(Ints v) {
+  int32_t best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
 }  // namespace quire::simd
