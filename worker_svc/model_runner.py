@@ -69,6 +69,7 @@ class ModelRunner:
         """
         started_s = time.perf_counter()
         self._check_limits(plan)
+        check_masks(plan, self.state.vocab_size)
         self.state.apply(plan)
         self.cache.run(plan.cache_ops)
         failed = self._failed_earlier(plan)
@@ -78,7 +79,6 @@ class ModelRunner:
             with torch.inference_mode():
                 plan, prompts, unsound = tell_prompts(self.state, plan, self._forward, self.device)
         batch = build_batch(self.state, plan, self.device)
-        check_masks(plan, self.state.vocab_size)
         outcome = _Outcome() if batch is None else self._compute(batch, plan)
         for row in outcome.unsound:
             prompts.pop(row, None)

@@ -14,13 +14,16 @@ COMPLETE = (inference_pb2.FINISH_REASON_EOS, inference_pb2.FINISH_REASON_CONSTRA
 
 
 def guided(name: str) -> inference_pb2.GenerateRequest:
-    """Half of them greedy, half drawn."""
+    """Half of them greedy, half drawn, with penalties and log-probabilities."""
     schema = json.dumps(SCHEMAS[name])
-    drawn = inference_pb2.SamplingParams(temperature=1.0, top_p=0.95, seed=len(name))
+    drawn = inference_pb2.SamplingParams(
+        temperature=1.0, top_p=0.95, seed=len(name), repetition_penalty=1.1, frequency_penalty=0.2
+    )
     return inference_pb2.GenerateRequest(
         text=f"An example of a {name} as JSON:\n",
         sampling=drawn if len(name) % 2 else inference_pb2.SamplingParams(temperature=0),
         stopping=inference_pb2.StoppingParams(max_tokens=96),
+        response=inference_pb2.ResponseOptions(num_logprobs=len(name) % 2),
         json_schema=schema,
     )
 

@@ -12,7 +12,7 @@ import torch
 
 from shared.errors import ProtocolError
 from shared.plan import SequenceStart, StepPlan, TokenMask
-from shared.sampling import SamplingParams
+from shared.sampling import SamplingParams, TokenRules
 from tests.worker.tiny_llama import make_llama, make_runner, save_safetensors
 from worker_svc.model_runner import ModelRunner
 from worker_svc.token_masks import apply_masks, mask_together
@@ -80,6 +80,28 @@ def test_filters_rank_what_the_mask_leaves(runner: ModelRunner) -> None:
         plan = replace(prefill([how]), reset=True, masked_handles=[0], masks=[mask])
         tokens.update(runner.execute(plan).token_ids)
     assert len(tokens) == 2 and tokens < {5, 9, 12}
+
+
+def test_rules_come_before_the_mask_and_log_probabilities_before_both(runner: ModelRunner) -> None:
+    """A bias lifts a token of the mask, and none out of it; what is told is the model's own."""
+    told = SamplingParams(temperature=0.0, num_logprobs=3)
+    free = runner.execute(prefill([told]))
+    rules = TokenRules(bias_token_ids=[9, 7], biases=[60.0, 100.0], banned_token_ids=[12])
+    plan = prefill([replace(told, rules=rules)])
+    mask = TokenMask(token_ids=[5, 9, 12])
+    result = runner.execute(replace(plan, reset=True, masked_handles=[0], masks=[mask]))
+    assert list(result.token_ids) == [9]
+    assert len(result.logprobs.top_token_ids) == 3
+    assert result.logprobs.top_token_ids == free.logprobs.top_token_ids
+    assert result.logprobs.top_log_probs == free.logprobs.top_log_probs
+
+
+def test_rules_that_leave_nothing_of_the_mask_fail_the_row_alone(runner: ModelRunner) -> None:
+    banned = replace(GREEDY, rules=TokenRules(banned_token_ids=[5, 9]))
+    mask = TokenMask(token_ids=[5, 9])
+    result = runner.execute(replace(prefill([banned, GREEDY]), masked_handles=[0], masks=[mask]))
+    assert list(result.handles) == [1]
+    assert [failure.handle for failure in result.failures] == [0]
 
 
 def test_a_row_with_nothing_left_fails_alone(runner: ModelRunner) -> None:
