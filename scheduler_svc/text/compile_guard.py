@@ -1,7 +1,7 @@
 """Compiles strangers' grammars first in a process of its own, which may be lost.
 
-    parent -- limits, vocabulary, then one grammar after the other --> child
-    parent <-- what is wrong with each, empty if nothing ------------- child
+    parent -- vocabulary, then one grammar after the other --> child
+    parent <-- what is wrong with each, empty if nothing ----- child
 
 llguidance bounds the work of a grammar well, but not all of it: some take seconds, and some use up
 a thread's stack, which ends the process. The child may use MAX_COMPILE_CPU_S of processor time for
