@@ -12,6 +12,7 @@ from scheduler_svc.core.messages import (
     FailureKind,
     FinishReason,
     NewRequest,
+    PromptScored,
     ReplicaCapacity,
     RequestFailed,
     RequestRecovered,
@@ -85,6 +86,7 @@ class Driver:
         self.started: dict[str, RequestStarted] = {}
         self.failed: dict[str, FailureKind] = {}
         self.recovered: list[str] = []
+        self.scored: dict[str, list[PromptScored]] = defaultdict(list)
         self.peak_blocks = 0
 
     def join(
@@ -177,6 +179,8 @@ class Driver:
             elif isinstance(event, RequestStarted):
                 assert event.request_id not in self.started
                 self.started[event.request_id] = event
+            elif isinstance(event, PromptScored):
+                self.scored[event.request_id].append(event)
             elif isinstance(event, RequestFailed):
                 self.failed[event.request_id] = event.kind
             else:

@@ -16,6 +16,7 @@ from scheduler_svc.core.messages import (
     FailureKind,
     FinishReason,
     NewRequest,
+    PromptScored,
     ReplicaCapacity,
     RequestFailed,
     RequestRecovered,
@@ -33,6 +34,7 @@ from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 from tests.sim.constraint import SimConstraint
 from tests.sim.ledger import BlockLedger
 from tests.sim.model import NUM_TOKEN_IDS, answers_of, is_beam_answer
+from tests.sim.scores import ScoreBook, wanted
 from tests.sim.worker import SimWorker
 
 BLOCK_SIZE = 4
@@ -85,6 +87,7 @@ class Simulator:
         self.now = 0.0
         self.links: dict[ReplicaId, Link] = {}
         self.streams: dict[RequestId, list[Stream]] = {}
+        self._scores = ScoreBook()
         self._searches: dict[RequestId, NewRequest] = {}
         self.tally: dict[str, int] = {}
         self._chaos = rng.choice((0.0, 0.3, 1.0))
@@ -169,16 +172,18 @@ class Simulator:
         constraint = None
         if beam is None and rng.random() < 0.25:
             constraint = SimConstraint(rng.randrange(1000))
+        num_logprobs, num_scored = wanted(self._num_requests, is_beam=beam is not None)
         request = NewRequest(
             request_id=RequestId(f"r{self._num_requests}"),
             prompt_token_ids=prompt,
-            sampling=SamplingParams(seed=rng.randrange(4)),
+            sampling=SamplingParams(seed=rng.randrange(4), num_logprobs=num_logprobs),
             max_tokens=rng.choice((1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, 20, 30)),
             eos_token_ids=frozenset(self._tokens(rng.choice((0, 0, 1, 3)))),
             stop_token_ids=frozenset(self._tokens(rng.choice((0, 0, 3)))),
             num_sequences=num_sequences,
             beam=beam,
             constraint=constraint,
+            num_prompt_logprobs=num_scored,
             priority=rng.choice((0, 0, 0, 1, -1)),
             queue_timeout_s=rng.choice((None, None, 3.0)),
             deadline_s=rng.choice((None, None, 4.0)),
@@ -191,6 +196,7 @@ class Simulator:
         except (Unavailable, InvalidArgument, ResourceExhausted, DeadlineExceeded) as error:
             self._count(type(error).__name__)
             return
+        self._scores.add(request)
         if beam is not None:
             self._count("beam")
             self._searches[request.request_id] = request
@@ -240,6 +246,7 @@ class Simulator:
     def _take(self, events: list[Event]) -> None:
         for event in events:
             self._count(type(event).__name__)
+            self._scores.take(event, self.streams)
             if isinstance(event, TokensStep):
                 assert len(set(event.sequences)) == len(event.sequences) == len(event.token_ids)
                 for ref, token in zip(event.sequences, event.token_ids, strict=True):
@@ -256,7 +263,7 @@ class Simulator:
                 self._count(event.kind.value)
                 del self.streams[event.request_id]
             else:
-                assert isinstance(event, RequestStarted | RequestRecovered)
+                assert isinstance(event, RequestStarted | RequestRecovered | PromptScored)
                 assert event.request_id in self.streams
 
     def _take_answer(self, event: TokensAppended) -> None:

@@ -6,9 +6,11 @@ import pytest
 
 from tests.sim.beam_defects import BEAM_DEFECTS
 from tests.sim.defects import DEFECTS, Defect
+from tests.sim.score_defects import SCORE_DEFECTS
 from tests.sim.simulator import Simulator
 
 NUM_EVENTS = 300
+ALL_DEFECTS = (*DEFECTS, *BEAM_DEFECTS, *SCORE_DEFECTS)
 MAX_SEEDS_TO_SEE = 60
 
 
@@ -22,7 +24,9 @@ def test_a_random_world_keeps_every_promise(seed: int) -> None:
     Simulator(seed).run(NUM_EVENTS)
 
 
-@pytest.mark.parametrize("defect", [*DEFECTS, *BEAM_DEFECTS], ids=lambda defect: defect.__name__)
+@pytest.mark.parametrize(
+    "defect", [*DEFECTS, *BEAM_DEFECTS, *SCORE_DEFECTS], ids=lambda defect: defect.__name__
+)
 def test_a_planted_defect_is_seen(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
     defect(monkeypatch)
     for seed in range(MAX_SEEDS_TO_SEE):

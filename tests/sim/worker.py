@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from shared.logprobs import Logprobs
 from shared.plan import (
     CacheOpKind,
     Candidates,
@@ -20,6 +21,7 @@ from shared.plan import (
     TokenMask,
 )
 from tests.sim.model import ROOT, candidates, draw, extend
+from tests.told import rows_of, told_of
 
 RUBBISH = -7
 
@@ -28,6 +30,7 @@ RUBBISH = -7
 class WorkerSequence:
     """A sequence as the worker keeps it."""
 
+    start: SequenceStart
     token_ids: list[int]
     num_computed: int
     block_table: list[int]
@@ -69,21 +72,42 @@ class SimWorker:
                 self._spoil(handle, num_new)
         masks = dict(zip(plan.masked_handles, plan.masks, strict=True))
         handles, token_ids, found = [], [], []
+        told, told_prompts = {}, {}
         for handle, num_new, samples in work:
-            if handle in self._broken or not self._compute(handle, num_new, samples):
+            if handle in self._broken:
+                continue
+            if scores := self._scores(handle, num_new):
+                told_prompts[handle] = scores
+            if not self._compute(handle, num_new, samples):
                 continue
             if self.sequences[handle].num_candidates:
                 found.append(self._candidates(handle))
             else:
                 handles.append(handle)
                 token_ids.append(self._draw(handle, masks.get(handle)))
+                seq = self.sequences[handle]
+                if (num_top := seq.start.sampling.num_logprobs) is not None:
+                    last = len(seq.token_ids) - 1
+                    told[handle] = told_of(seq.token_ids, range(last, last + 1), num_top)
         return StepResult(
             step=plan.step,
             handles=handles,
             token_ids=token_ids,
             failures=tuple(SequenceFailure(handle, "it failed") for handle in failed),
             candidates=found,
+            logprobs=rows_of(told),
+            prompt_logprobs=rows_of(told_prompts),
         )
+
+    def _scores(self, handle: int, num_new: int) -> Logprobs | None:
+        """What computing the next `num_new` tokens tells of the prompt."""
+        seq = self.sequences[handle]
+        num_top = seq.start.num_prompt_logprobs
+        if num_top is None:
+            return None
+        first = max(seq.num_computed + 1, seq.start.first_prompt_logprob)
+        places = range(first, min(seq.num_computed + num_new + 1, seq.start.num_prompt_tokens))
+        return told_of(seq.token_ids, places, num_top) if places else None
 
     def _enter(self, plan: StepPlan) -> None:
         if plan.reset:
@@ -107,6 +131,7 @@ class SimWorker:
     def _start(self, start: SequenceStart) -> WorkerSequence:
         assert 0 <= start.num_computed_tokens < len(start.token_ids)
         return WorkerSequence(
+            start,
             list(start.token_ids),
             start.num_computed_tokens,
             list(start.block_table),
