@@ -20,19 +20,6 @@ class Logprobs:
     """The `num_top` likeliest tokens of the first place, best first, then those of the next ..."""
     top_log_probs: Sequence[float]
 
-    def first(self, num_places: int) -> Logprobs:
-        """Those of the first places."""
-        if num_places >= len(self.log_probs):
-            return self
-        end = num_places * self.num_top
-        return Logprobs(
-            self.log_probs[:num_places],
-            self.ranks[:num_places],
-            self.num_top,
-            self.top_token_ids[:end],
-            self.top_log_probs[:end],
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:

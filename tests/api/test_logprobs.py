@@ -216,7 +216,7 @@ async def test_messages_stay_far_below_the_limit(text_model: TextModel) -> None:
     messages = list(logprob_messages.prompt_messages(1, prompt, scored))
     assert [token for m in messages for token in m.prompt_logprobs.token_ids] == prompt[1:]
     assert max(message.ByteSize() for message in messages) < 1 << 20
-    stream.deliver(PromptScored(ID, 1, told.first(1)), 1.0)
+    stream.deliver(PromptScored(ID, 1, told), 1.0)
     for _ in range(5000):
         stream.append(0, 97, 1.0, told)
     finish(stream, 5000)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from protos.quire.worker.v1 import worker_pb2
+from shared.codec import PROTOCOL_VERSION
 from shared.model_files import read_model_spec
 from shared.plan import SequenceStart, StepPlan
 from shared.sampling import SamplingParams
@@ -94,7 +95,8 @@ def decode_plan(step: int) -> StepPlan:
 
 def test_a_whole_life(scheduler: FakeScheduler, running: RunningWorker) -> None:
     register = scheduler.wait_for("register")
-    assert (register.protocol_version, register.worker_id, register.device) == (1, "w0", "cpu")
+    assert (register.worker_id, register.device) == ("w0", "cpu")
+    assert register.protocol_version == PROTOCOL_VERSION
     assert register.incarnation
     assert register.world_size == 1
     assert register.model_fingerprint == running.worker._spec.fingerprint
