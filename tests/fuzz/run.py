@@ -102,6 +102,18 @@ class Fuzz:
                 frames = Frames(self._worker, self.chance)
         await frames.close()
 
+    async def _serve_again(
+        self, api: grpc.aio.Channel, admin: admin_pb2_grpc.AdminServiceStub
+    ) -> None:
+        """Returns when the server takes requests. A call whose client has left may still pause
+        admission or drain the worker after both were put right."""
+        async with asyncio.timeout(SETTLE_LIMIT_S):
+            serving = asyncio.create_task(serves(api))
+            while not serving.done():
+                await admin.ResumeAdmission(admin_pb2.ResumeAdmissionRequest())
+                await self._is_worker_gone(admin)
+                await asyncio.wait((serving,), timeout=0.2)
+
     async def _is_worker_gone(self, admin: admin_pb2_grpc.AdminServiceStub) -> bool:
         """Whether the sound worker was drained or dropped, and another one is in its place."""
         workers = await admin.ListWorkers(admin_pb2.ListWorkersRequest())
@@ -127,8 +139,7 @@ class Fuzz:
         """What is not as it must be: idle, whole, and right in its answers."""
         if self.scheduler.process.returncode is not None:
             return ["the scheduler ended:", *self.log]
-        await self._is_worker_gone(admin)
-        await serves(api)
+        await self._serve_again(api, admin)
         state = await self._rest(admin)
         if not _is_idle(state):
             return [f"it does not come to rest: {state}"]
