@@ -80,6 +80,6 @@ class Decoder(Protocol):
         kv_cache    [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; what stands
                     within a block is the decoder's own business
         logit_rows  [n] int64, the rows whose next token is sampled
-        Returns the logits of those rows, [n, vocab_size] float32.
+        Returns the logits of those rows, [n, vocab_size] float32; they hold until the next call.
         """
         ...

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 Compute = Literal["auto", "float32"]
 
+MAX_KEPT_LOGITS = 256
+"""Rows of logits whose memory is kept from step to step."""
+
 _DENSE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _MATRICES = (
     (MatrixName.QUERY, "query"),
@@ -120,6 +123,7 @@ class NativeDecoder:
         self._library = library
         self._spec = spec
         self._lanes = lanes
+        self._logits = torch.empty(0, spec.vocab_size)
         self._kv_dtype = kv_dtype
         config = Config(
             num_layers=spec.num_layers,
@@ -164,7 +168,7 @@ class NativeDecoder:
         assert kv_cache.shape[1:] == run_shape, f"KV cache of shape {tuple(kv_cache.shape)}"
         assert kv_cache.dtype == self._kv_dtype and kv_cache.is_contiguous()
         assert block_size % self._lanes == 0, f"block_size is not a multiple of {self._lanes}"
-        logits = torch.empty(logit_rows.shape[0], spec.vocab_size)
+        logits = self._logits_of(logit_rows.shape[0])
         tensors = {  # kept alive until the call is over
             "token_ids": _as(token_ids, torch.int64),
             "positions": _as(batch.positions, torch.int64),
@@ -191,6 +195,15 @@ class NativeDecoder:
         )
         self._raise_on(self._library.quire_forward(self._handle, ctypes.byref(step)))
         return logits
+
+    def _logits_of(self, num_rows: int) -> torch.Tensor:
+        """Room for the logits of a step, the same in each: megabytes that are new to the process
+        cost it a fault for each page. What few steps want is not kept."""
+        if num_rows > MAX_KEPT_LOGITS:
+            return torch.empty(num_rows, self._spec.vocab_size)
+        if len(self._logits) < num_rows:
+            self._logits = torch.empty(num_rows, self._spec.vocab_size)
+        return self._logits[:num_rows]
 
     def phase_seconds(self) -> dict[str, float]:
         """Seconds spent so far in each phase of the steps."""

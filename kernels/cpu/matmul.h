@@ -65,7 +65,7 @@ void for_panel_runs(ThreadPool& pool, int num_units, int num_rows, const Body& b
   const int wanted_runs = std::max(1, pool.num_threads() * 8 / num_blocks);
   const int run = std::max(1, num_units / wanted_runs);
   const int num_runs = (num_units + run - 1) / run;
-  pool.run(num_runs * num_blocks, [&](int item, int) {
+  pool.run_in_order(num_runs * num_blocks, [&](int item, int) {
     const int first_row = item % num_blocks * kRowBlock;
     const int first_unit = item / num_blocks * run;
     body(first_unit, std::min(num_units, first_unit + run), first_row,

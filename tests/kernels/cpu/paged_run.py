@@ -69,7 +69,8 @@ class PagedRun:
         ]
         batch = self.batch(num_new)
         rows = torch.arange(sum(num_new))
-        logits = self.decoder.forward(torch.cat(token_ids), batch, self.kv_cache, rows)
+        # They hold until the next call.
+        logits = self.decoder.forward(torch.cat(token_ids), batch, self.kv_cache, rows).clone()
         self.num_computed = [a + b for a, b in zip(self.num_computed, num_new, strict=True)]
         return list(logits.split(list(num_new)))
 
