@@ -15,7 +15,7 @@ PACKAGES := shared protos scheduler_svc worker_svc kernels quire_client cli benc
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model native proto lint test demo sim fuzz nightly chaos bench bench-scheduler bench-peers clean
+.PHONY: help setup model native portable proto lint test demo sim fuzz nightly chaos bench bench-scheduler bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' \
@@ -51,10 +51,15 @@ lint: $(VENV)/.stamp ## ruff, mypy and buf
 	cd protos && ../$(BIN)/buf lint
 	cd protos && ../$(BIN)/buf format -d --exit-code
 
-test: setup model lint native ## Everything that must hold: lint and all tests
-	$(BIN)/python -m kernels.cpu build --isa portable
+portable: $(VENV)/.stamp
+	@$(BIN)/python -m kernels.cpu build --isa portable
+
+# End to end two clusters run side by side, so that a worker computes with one thread.
+test: setup model ## Everything that must hold: lint and all tests
+	$(MAKE) -j 2 --output-sync=target lint native portable
 	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/e2e
-	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest --durations=8 tests/e2e
+	QUIRE_TEST_MODEL="$(MODEL)" QUIRE_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	  --durations=8 tests/e2e
 
 # SEEDS worlds from SEED on; SEED=S SEEDS=1 replays one that failed.
 SEEDS ?= 100

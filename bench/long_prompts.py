@@ -52,10 +52,15 @@ class Figures:
     """Prompt and output tokens of all requests a second, until the last has ended."""
 
 
-async def drive(
-    send: Send, streams: Workload, long: Workload, interval_s: float = PROMPT_INTERVAL_S
-) -> Figures:
+async def drive(send: Send, streams: Workload, long: Workload) -> Figures:
     """Sends both loads to a running server. Raises EngineFailed when a request fails."""
+    return figures(*await send_both(send, streams, long, PROMPT_INTERVAL_S))
+
+
+async def send_both(
+    send: Send, streams: Workload, long: Workload, interval_s: float
+) -> tuple[Sequence[Trace], Sequence[Trace], float]:
+    """Traces of the streams and of the long prompts, and seconds until all have ended."""
     begin_s = time.perf_counter()
 
     async def later(prompt: str, number: int) -> Trace:
@@ -70,7 +75,7 @@ async def drive(
     errors = [trace.error for trace in traces if trace.error is not None]
     if errors:
         raise EngineFailed(f"a request failed: {errors[0]}")
-    return figures(traces[: len(decoding)], traces[len(decoding) :], wall_s)
+    return traces[: len(decoding)], traces[len(decoding) :], wall_s
 
 
 def figures(streams: Sequence[Trace], long: Sequence[Trace], wall_s: float) -> Figures:
@@ -93,7 +98,7 @@ async def measure(
         async with quire.start(setup, MODES[mode]) as send:
             short = Workload(NUM_STREAMS, streams.prompt_words, 0, 48, seed=7)
             one = Workload(1, long.prompt_words, 0, 1, seed=7)
-            await drive(send, short, one, interval_s=0.0)
+            await send_both(send, short, one, 0.0)
             return await drive(send, streams, long)
 
 
