@@ -54,12 +54,10 @@ lint: $(VENV)/.stamp ## ruff, mypy and buf
 portable: $(VENV)/.stamp
 	@$(BIN)/python -m kernels.cpu build --isa portable
 
-# End to end two clusters run side by side, so that a worker computes with one thread.
 test: setup model ## Everything that must hold: lint and all tests
 	$(MAKE) -j 2 --output-sync=target lint native portable
 	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/e2e
-	QUIRE_TEST_MODEL="$(MODEL)" QUIRE_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
-	  --durations=8 tests/e2e
+	QUIRE_TEST_MODEL="$(MODEL)" $(BIN)/python -m pytest --durations=8 tests/e2e
 
 # SEEDS worlds from SEED on; SEED=S SEEDS=1 replays one that failed.
 SEEDS ?= 100
