@@ -32,11 +32,11 @@ from scheduler_svc.core.messages import (
 )
 from scheduler_svc.failures import error_of_failure
 from scheduler_svc.logprob_messages import fill_logprobs, prompt_messages
+from scheduler_svc.started_message import started_message
 from scheduler_svc.text.detokenizer import SequenceText
 from scheduler_svc.write_pacer import WritePacer
 from shared.errors import QuireError
 from shared.logprobs import Logprobs
-from shared.sampling import BeamParams
 
 MAX_DELTA_TOKENS = 4096
 """Tokens merged into one Delta; keeps a message far below gRPC's 4 MiB."""
@@ -230,19 +230,7 @@ class RequestStream:
         self._is_started = True
         self._started_s = event.started_s
         self._num_cached_tokens = event.num_cached_tokens
-        request = self._admitted.request
-        started = inference_pb2.Started(
-            request_id=self._admitted.client_id,
-            model=self._model_name,
-            max_tokens=request.max_tokens,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            num_cached_tokens=event.num_cached_tokens,
-        )
-        if request.beam is None:
-            started.sampling.CopyFrom(_sampling_in_force(self._admitted))
-        else:
-            started.beam.CopyFrom(_beam_in_force(request.beam))
-        self._buffer.append(inference_pb2.GenerateResponse(started=started))
+        self._buffer.append(started_message(self._admitted, event, self._model_name))
 
     def _finish(self, event: SequenceFinished, now: float) -> None:
         index = event.sequence_index
@@ -327,34 +315,3 @@ class RequestStream:
         text = sequence.text.flush()
         if text:
             (delta or self._open_delta(sequence)).texts.append(text)
-
-
-def _sampling_in_force(admitted: AdmittedRequest) -> inference_pb2.SamplingParams:
-    request, sampling = admitted.request, admitted.request.sampling
-    rules = sampling.rules
-    return inference_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        n=request.num_sequences,
-        first_choice=request.first_choice,
-        typical_p=sampling.typical_p,
-        repetition_penalty=rules.repetition_penalty,
-        presence_penalty=rules.presence_penalty,
-        frequency_penalty=rules.frequency_penalty,
-        logit_bias=dict(zip(rules.bias_token_ids, rules.biases, strict=True)),
-        allowed_token_ids=rules.allowed_token_ids,
-        banned_token_ids=rules.banned_token_ids,
-        bad_words=admitted.bad_words,
-    )
-
-
-def _beam_in_force(beam: BeamParams) -> inference_pb2.BeamParams:
-    return inference_pb2.BeamParams(
-        width=beam.width,
-        length_penalty=beam.length_penalty,
-        early_stopping=inference_pb2.EarlyStopping.Name(beam.early_stopping.value),
-        num_return=beam.num_return,
-    )

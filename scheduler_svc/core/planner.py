@@ -24,7 +24,8 @@ from scheduler_svc.core.placement import Placement, may_take
 from scheduler_svc.core.replica import PromptPlaces, Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Ints
-from scheduler_svc.core.step_cost import StepWork, attention_of
+from scheduler_svc.core.step_budget import StepBudget
+from scheduler_svc.core.step_cost import StepWork
 from scheduler_svc.core.step_draft import NO_ROWS, StepDraft
 from scheduler_svc.core.story import Stories
 from scheduler_svc.core.table_growth import TableGrowth
@@ -33,12 +34,6 @@ from shared.plan import SequenceStart, StepPlan
 
 ADMISSION_WINDOW = 256
 """How many waiting sequences one step looks at."""
-HEADROOM = 0.9
-"""Part of the target between tokens that is planned for: expectations miss by some percent."""
-MIN_PREFILL_SHARE = 1.0
-"""Where decodes alone come near the target or miss it, prompts may add this part of their time."""
-MIN_CHUNK_TOKENS = 16
-"""A step with prompt work does at least so much of it, whatever the target."""
 LEARNING_INTERVAL = 16
 """Pure decode steps are alike: the cost model learns from one in so many."""
 
@@ -65,10 +60,7 @@ class StepPlanner:
         self._counters = counters
         self._stories = stories
         self._draft = StepDraft(replica.last_step + 1)
-        self._token_budget = replica.token_budget
-        self._time_budget_s: float | None = None
-        self._num_chunk_tokens = 0
-        self._chunk_attention = 0.0
+        self._budget = StepBudget(replica, config.target_itl_s)
         self._decodes: Ints = NO_ROWS
 
     def plan(self) -> StepPlan | None:
@@ -82,7 +74,7 @@ class StepPlanner:
             self._stories,
         )
         self._decodes = growth.decode_rows()
-        self._token_budget -= self._decodes.size + self._draft.num_beams
+        self._budget.take_decodes(self._decodes, self._draft.num_beams)
         self._continue_prefills()
         if not growth.is_short and self._resume_swapped():
             self._start_waiting()
@@ -101,22 +93,16 @@ class StepPlanner:
             if first.is_running and table.num_total[first.row] - table.num_computed[first.row] == 1:
                 sequences.append(first)
         for seq in sorted(sequences, key=lambda seq: seq.key):
-            if not self._has_budget:
+            if not self._budget.has_room:
                 return
             self._compute(seq)
 
     def _compute(self, seq: Sequence) -> None:
-        """Plan as much of the tokens that `seq` has to compute as the budgets allow."""
-        table, cost = self._replica.table, self._replica.cost
+        """Plan as much of the tokens that `seq` has to compute as the budget allows."""
+        table = self._replica.table
         depth = int(table.num_computed[seq.row])
         remaining = int(table.num_total[seq.row]) - depth
-        num_new = min(remaining, self._token_budget)
-        if (left_s := self._time_left()) is not None:
-            num_new = min(num_new, max(MIN_CHUNK_TOKENS, cost.chunk_tokens(depth, left_s)))
-            self._time_budget_s = left_s - cost.prefill_s(depth, num_new)
-        self._token_budget -= num_new
-        self._num_chunk_tokens += num_new
-        self._chunk_attention += attention_of(depth, num_new)
+        num_new = self._budget.take_chunk(depth, remaining)
         end, is_all = depth + num_new, num_new == remaining
         self._note_chunk(seq, num_new, is_last=is_all)
         if seq.owes_scores:
@@ -151,48 +137,20 @@ class StepPlanner:
             )
             sizes.clear()
 
-    @property
-    def _has_budget(self) -> bool:
-        """Whether tokens are left, and time for a chunk that is worth it."""
-        if self._token_budget <= 0:
-            return False
-        left_s = self._time_left()
-        if left_s is None or not self._draft.record.chunk_rows:
-            return True
-        return self._replica.cost.chunk_tokens(0, left_s) >= MIN_CHUNK_TOKENS
-
-    def _time_left(self) -> float | None:
-        """What the target leaves for chunks in this step; None without decodes or target."""
-        target_s = self._config.target_itl_s
-        if target_s is None or not self._decodes.size:
-            return None
-        if self._time_budget_s is None:
-            decodes_s = self._replica.cost.step_s(self._decode_work())
-            spare_s = HEADROOM * target_s - decodes_s
-            self._time_budget_s = max(spare_s, MIN_PREFILL_SHARE * decodes_s)
-        return self._time_budget_s
-
-    def _decode_work(self) -> StepWork:
-        context = self._replica.table.num_computed[self._decodes].sum()
-        num_rows = self._decodes.size + self._draft.num_beams
-        return StepWork(num_decodes=num_rows, decode_context=int(context))
-
     def _work(self) -> StepWork | None:
         """What the cost model is to learn from; None for a step like many others, and for one
         that scores prompts, which costs more."""
         if self._draft.record.prompt_places:
             return None
-        if not self._num_chunk_tokens and self._draft.record.step % LEARNING_INTERVAL:
+        if not self._draft.record.chunk_rows and self._draft.record.step % LEARNING_INTERVAL:
             return None
-        return self._decode_work()._replace(
-            num_chunk_tokens=self._num_chunk_tokens, chunk_attention=self._chunk_attention
-        )
+        return self._budget.work()
 
     # -- ways in ------------------------------------------------------------------------------
 
     @property
     def _has_opening(self) -> bool:
-        return self._has_budget and self._replica.num_seats > 0
+        return self._budget.has_room and self._replica.num_seats > 0
 
     @property
     def _reserve(self) -> int:

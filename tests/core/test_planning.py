@@ -8,9 +8,9 @@ import pytest
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.messages import TokensStep
-from scheduler_svc.core.planner import MIN_CHUNK_TOKENS
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import SequenceTable
+from scheduler_svc.core.step_budget import MIN_CHUNK_TOKENS
 from shared.plan import StepPlan
 from tests.core.driver import R1, Driver, make_request
 
