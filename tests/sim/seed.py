@@ -13,9 +13,9 @@ def simulate(num_events: int, seed: int) -> tuple[int, dict[str, int], str]:
     try:
         simulator.run(num_events)
     except Exception:
-        return seed, simulator.tally, traceback.format_exc()
+        return seed, dict(simulator.tally), traceback.format_exc()
     counters = simulator.scheduler.counters
-    tally = simulator.tally | {
+    tally = dict(simulator.tally) | {
         "preemptions": counters.preemptions,
         "prefix_hit_tokens": counters.prefix_hit_tokens,
     }

@@ -6,35 +6,19 @@ the model's own answer at once. `python -m tests.sim --seed S` replays a seed.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from scheduler_svc.core.config import PreemptionMode, SchedulerConfig
-from scheduler_svc.core.messages import (
-    Event,
-    FailureKind,
-    FinishReason,
-    NewRequest,
-    PromptScored,
-    ReplicaCapacity,
-    RequestFailed,
-    RequestRecovered,
-    RequestStarted,
-    SequenceFinished,
-    TokensAppended,
-    TokensStep,
-)
+from scheduler_svc.core.messages import ReplicaCapacity
 from scheduler_svc.core.policy import PolicyKind
 from scheduler_svc.core.scheduler import Scheduler
-from shared.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
-from shared.ids import ReplicaId, RequestId
+from shared.ids import ReplicaId
 from shared.plan import StepPlan, StepResult
-from shared.sampling import BeamParams, EarlyStopping, SamplingParams
-from tests.sim.constraint import SimConstraint
+from tests.sim.clients import Clients
 from tests.sim.ledger import BlockLedger
-from tests.sim.model import NUM_TOKEN_IDS, answers_of, is_beam_answer
-from tests.sim.scores import ScoreBook, wanted
+from tests.sim.model import NUM_TOKEN_IDS
 from tests.sim.worker import SimWorker
 
 BLOCK_SIZE = 4
@@ -42,16 +26,6 @@ MAX_REPLICAS = 3
 NUM_BLOCKS = range(6, 15)
 """How many a replica's pool may have."""
 SETTLING_ROUNDS = 3000
-
-
-@dataclass(slots=True)
-class Stream:
-    """What one sequence's client knows, and what it must come to."""
-
-    expected: list[int]
-    reason: FinishReason
-    received: list[int] = field(default_factory=list)
-    is_open: bool = True
 
 
 @dataclass(slots=True)
@@ -86,14 +60,10 @@ class Simulator:
         self.scheduler = Scheduler(self.config, b"simulated")
         self.now = 0.0
         self.links: dict[ReplicaId, Link] = {}
-        self.streams: dict[RequestId, list[Stream]] = {}
-        self._scores = ScoreBook()
-        self._searches: dict[RequestId, NewRequest] = {}
-        self.tally: dict[str, int] = {}
+        self.tally: Counter[str] = Counter()
         self._chaos = rng.choice((0.0, 0.3, 1.0))
         self._num_replicas = 0
-        self._num_requests = 0
-        self._prefixes = [self._tokens(rng.randint(4, 16)) for _ in range(3)]
+        self.clients = Clients(rng, self.scheduler, self.tally, BLOCK_SIZE, NUM_BLOCKS)
         self._join()
 
     # -- the run ------------------------------------------------------------------------------
@@ -112,9 +82,9 @@ class Simulator:
             (self._deliver, 30),
             (self._submit, 12),
             (self._pass_time, 4),
-            (self._abort, 2),
-            (self._cancel, 1),
-            (self._stop, 1),
+            (self.clients.abort, 2),
+            (self.clients.cancel, 1),
+            (self.clients.stop, 1),
             (self._join, 1),
             (self._lose, 0.7 * self._chaos),
             (self._drain, 0.5 * self._chaos),
@@ -136,156 +106,21 @@ class Simulator:
                 self._work(replica, failing_rate=0)
                 self._deliver(replica)
             self.now += 0.01
-            self._take(self.scheduler.tick(self.now))
+            self.clients.take(self.scheduler.tick(self.now))
             self.scheduler.check_invariants()
-            if not self.streams and not any(
+            if not self.clients.streams and not any(
                 link.plans or link.results for link in self.links.values()
             ):
                 break
-        assert not self.streams, f"never ended: {list(self.streams)}"
+        assert not self.clients.streams, f"never ended: {list(self.clients.streams)}"
         for view in self.scheduler.replicas():
             assert view.num_free_blocks == view.num_blocks, "blocks are lost"
             assert view.num_free_host_blocks == view.num_host_blocks, "host blocks are lost"
         assert self.scheduler.num_waiting == self.scheduler.num_running == 0
         assert not list(self.scheduler.live_requests())
 
-    # -- clients ------------------------------------------------------------------------------
-
-    def _tokens(self, count: int) -> tuple[int, ...]:
-        return tuple(self.rng.randrange(NUM_TOKEN_IDS) for _ in range(count))
-
     def _submit(self) -> None:
-        rng = self.rng
-        prompt = self._tokens(rng.randint(1, 14))
-        if rng.random() < 0.6:
-            prompt = rng.choice(self._prefixes) + prompt * (rng.random() < 0.8)
-        self._num_requests += 1
-        num_sequences = rng.choice((1, 1, 1, 2, 3))
-        beam = None
-        if rng.random() < 0.2:
-            beam = BeamParams(
-                width=max(2, num_sequences),
-                length_penalty=rng.choice((-1.0, 0.0, 1.0)),
-                early_stopping=rng.choice(list(EarlyStopping)),
-                num_return=num_sequences,
-            )
-        constraint = None
-        if beam is None and rng.random() < 0.25:
-            constraint = SimConstraint(rng.randrange(1000))
-        num_logprobs, num_scored = wanted(self._num_requests, is_beam=beam is not None)
-        request = NewRequest(
-            request_id=RequestId(f"r{self._num_requests}"),
-            prompt_token_ids=prompt,
-            sampling=SamplingParams(seed=rng.randrange(4), num_logprobs=num_logprobs),
-            max_tokens=rng.choice((1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, 20, 30)),
-            eos_token_ids=frozenset(self._tokens(rng.choice((0, 0, 1, 3)))),
-            stop_token_ids=frozenset(self._tokens(rng.choice((0, 0, 3)))),
-            num_sequences=num_sequences,
-            beam=beam,
-            constraint=constraint,
-            num_prompt_logprobs=num_scored,
-            priority=rng.choice((0, 0, 0, 1, -1)),
-            queue_timeout_s=rng.choice((None, None, 3.0)),
-            deadline_s=rng.choice((None, None, 4.0)),
-            tenant=rng.choice(("default", "default", "heavy")),
-            cache_salt=rng.choice((b"", b"", b"x")),
-            bypass_prefix_cache=rng.random() < 0.1,
-        )
-        try:
-            self.scheduler.submit(request, self.now)
-        except (Unavailable, InvalidArgument, ResourceExhausted, DeadlineExceeded) as error:
-            self._count(type(error).__name__)
-            return
-        self._scores.add(request)
-        if beam is not None:
-            self._count("beam")
-            self._searches[request.request_id] = request
-        self.streams[request.request_id] = [
-            Stream(*expected) for expected in answers_of(request, BLOCK_SIZE)
-        ]
-
-    def _abort(self) -> None:
-        if self.streams:
-            request_id = self.rng.choice(list(self.streams))
-            del self.streams[request_id]
-            self.scheduler.abort(request_id)
-            self._count("abort")
-
-    def _cancel(self) -> None:
-        """The operator ends a request: each of its streams that is open hears of it."""
-        if not self.streams:
-            return
-        request_id = self.rng.choice(list(self.streams))
-        ends = {end.sequence_index: end for end in self.scheduler.cancel(request_id)}
-        for index, stream in enumerate(self.streams.pop(request_id)):
-            assert (index in ends) == stream.is_open
-            if stream.is_open:
-                assert ends[index].num_output_tokens == len(stream.received)
-        self._count("cancel")
-
-    def _stop(self) -> None:
-        """A stop string is found in some stream's text."""
-        for request_id, streams in self.streams.items():
-            for index, stream in enumerate(streams):
-                if stream.is_open and stream.received:
-                    end = self.scheduler.finish_sequence(request_id, index)
-                    assert end is not None and end.num_output_tokens == len(stream.received)
-                    self._close(request_id, stream)
-                    self._count("stop")
-                    return
-
-    def _close(self, request_id: RequestId, stream: Stream) -> None:
-        assert stream.is_open, "a sequence ended twice"
-        stream.is_open = False
-        if not any(other.is_open for other in self.streams[request_id]):
-            if request_id in self._searches:
-                got = [(stream.received, stream.reason) for stream in self.streams[request_id]]
-                assert is_beam_answer(self._searches[request_id], got, BLOCK_SIZE, NUM_BLOCKS)
-            del self.streams[request_id]
-
-    def _take(self, events: list[Event]) -> None:
-        for event in events:
-            self._count(type(event).__name__)
-            self._scores.take(event, self.streams)
-            if isinstance(event, TokensStep):
-                assert len(set(event.sequences)) == len(event.sequences) == len(event.token_ids)
-                for ref, token in zip(event.sequences, event.token_ids, strict=True):
-                    stream = self.streams[ref.request_id][ref.sequence_index]
-                    assert stream.is_open, "a token after the end"
-                    stream.received.append(token)
-                    at = len(stream.received)
-                    assert stream.received[-1] == stream.expected[at - 1], (ref, at)
-            elif isinstance(event, TokensAppended):
-                self._take_answer(event)
-            elif isinstance(event, SequenceFinished):
-                self._check_end(event)
-            elif isinstance(event, RequestFailed):
-                self._count(event.kind.value)
-                del self.streams[event.request_id]
-            else:
-                assert isinstance(event, RequestStarted | RequestRecovered | PromptScored)
-                assert event.request_id in self.streams
-
-    def _take_answer(self, event: TokensAppended) -> None:
-        """The whole answer of a beam search comes at once."""
-        stream = self.streams[event.request_id][event.sequence_index]
-        assert stream.is_open and not stream.received
-        stream.received = list(event.token_ids)
-
-    def _check_end(self, event: SequenceFinished) -> None:
-        stream = self.streams[event.request_id][event.sequence_index]
-        self._count(event.reason.name)
-        if event.request_id in self._searches:
-            stream.expected, stream.reason = stream.received, event.reason
-        elif event.reason is FinishReason.CONTEXT_LIMIT:
-            is_cut = len(stream.received) < len(stream.expected)
-            assert is_cut or stream.reason is not FinishReason.MAX_TOKENS
-        else:
-            assert (stream.received, event.reason) == (stream.expected, stream.reason), event
-        is_hidden = event.reason in (FinishReason.EOS, FinishReason.STOP_TOKEN)
-        assert event.num_output_tokens == len(stream.received) + is_hidden
-        assert (event.stop_token_id is not None) == is_hidden
-        self._close(event.request_id, stream)
+        self.clients.submit(self.now)
 
     # -- replicas -----------------------------------------------------------------------------
 
@@ -305,8 +140,8 @@ class Simulator:
             self.links[replica].plans.append(plan)
             assert len(self.links[replica].plans) + len(self.links[replica].results) <= 2
             for op in plan.cache_ops:
-                self._count(op.kind.name)
-        self._take(events)
+                self.tally[op.kind.name] += 1
+        self.clients.take(events)
 
     def _work(self, replica: ReplicaId | None = None, failing_rate: float = 0.003) -> None:
         replica = self._pick() if replica is None else replica
@@ -328,11 +163,11 @@ class Simulator:
         if link.results:
             link.ledger.answered()
             result = link.results.popleft()
-            self._take(self.scheduler.apply_result(replica, result, self.now))
+            self.clients.take(self.scheduler.apply_result(replica, result, self.now))
         if link.is_draining and self.scheduler.is_drained(replica):
-            self._count("drained")
+            self.tally["drained"] += 1
             del self.links[replica]
-            self._take(self.scheduler.replica_lost(replica))
+            self.clients.take(self.scheduler.replica_lost(replica))
 
     def _join(self) -> None:
         if len(self.links) >= MAX_REPLICAS:
@@ -351,20 +186,20 @@ class Simulator:
             copy_bytes_per_s=self.rng.choice((0.0, 1e6)),
             prefill_tokens_per_s=self.rng.choice((0.0, 100.0)),
         )
-        self._take(self.scheduler.replica_joined(replica, capacity))
+        self.clients.take(self.scheduler.replica_joined(replica, capacity))
 
     def _lose(self) -> None:
         replica = self._pick()
         if replica is not None:
             del self.links[replica]
-            self._take(self.scheduler.replica_lost(replica))
-            self._count("lost")
+            self.clients.take(self.scheduler.replica_lost(replica))
+            self.tally["lost"] += 1
 
     def _drain(self) -> None:
         replica = self._pick()
         if replica is not None:
             self.links[replica].is_draining = True
-            self._take(self.scheduler.drain_replica(replica))
+            self.clients.take(self.scheduler.drain_replica(replica))
 
     def _reset(self) -> None:
         """A plan frame is lost: the results before it arrive, those after it never come."""
@@ -375,11 +210,11 @@ class Simulator:
         while link.results:
             link.ledger.answered()
             result = link.results.popleft()
-            self._take(self.scheduler.apply_result(replica, result, self.now))
+            self.clients.take(self.scheduler.apply_result(replica, result, self.now))
         link.plans.clear()
         link.ledger.void()
         self.scheduler.reset_replica(replica, link.worker.step)
-        self._count("reset")
+        self.tally["reset"] += 1
 
     def _flush(self) -> None:
         self.scheduler.flush_prefix_cache()
@@ -391,10 +226,4 @@ class Simulator:
         assert bool(events) == (due_s is not None and due_s <= self.now)
         after_s = self.scheduler.next_tick()
         assert after_s is None or after_s > self.now, "tick left something undone"
-        self._take(events)
-
-    def _count(self, name: str) -> None:
-        self.tally[name] = self.tally.get(name, 0) + 1
-
-
-__all__ = ["FailureKind", "Simulator"]
+        self.clients.take(events)

@@ -1,0 +1,66 @@
+"""Both ends of a link, for a test to open and drive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import uvloop
+import zmq
+
+from shared.transport import DealerLink, RouterLink
+
+TCP = "tcp://127.0.0.1:0"
+SECRET, OTHER_SECRET = b"s" * 32, b"o" * 32
+TEST_LIMIT_S = 20.0
+SILENCE_S = 0.4
+"""How long nothing must come; a stranger's frame would take a few milliseconds."""
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario on the event loop that the scheduler uses."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(scenario(), TEST_LIMIT_S))
+
+
+@contextmanager
+def router(endpoint: str = TCP, **options: object) -> Iterator[RouterLink]:
+    link = RouterLink(endpoint, **options)  # type: ignore[arg-type]
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+@contextmanager
+def dealer(endpoint: str, **options: object) -> Iterator[DealerLink]:
+    link = DealerLink(endpoint, **options)  # type: ignore[arg-type]
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+@contextmanager
+def plain_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+    """A ZeroMQ socket that knows none of our rules."""
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(endpoint)
+    try:
+        yield stranger
+    finally:
+        context.destroy(linger=0)
+
+
+async def received(link: DealerLink) -> bytes | None:
+    return await asyncio.to_thread(link.receive, TEST_LIMIT_S)
+
+
+async def nothing_comes(link: RouterLink) -> bool:
+    try:
+        await asyncio.wait_for(link.recv(), SILENCE_S)
+    except TimeoutError:
+        return True
+    return False
