@@ -108,7 +108,9 @@ class FakeWorker:
         ]
 
     async def register(self, **changes: object) -> None:
-        """Sends Register and takes the answer: Welcome or Refused."""
+        """Sends Register and takes the answer: Welcome or Refused. It works no more meanwhile, as
+        the answer would be lost on whoever else reads."""
+        await self._stop_work()
         register = worker_pb2.Register(
             protocol_version=PROTOCOL_VERSION,
             worker_id=self.worker_id,
@@ -161,9 +163,7 @@ class FakeWorker:
 
     async def kill(self) -> None:
         """Gone without a word."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stop_work()
         self._context.destroy(linger=0)
 
     async def send(self, message: worker_pb2.WorkerMessage) -> None:
@@ -177,6 +177,12 @@ class FakeWorker:
         return worker_pb2.SchedulerMessage.FromString(await self._socket.recv())
 
     # -- work -----------------------------------------------------------------------------------
+
+    async def _stop_work(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send_heartbeats(self) -> None:
         while not self._is_mute:

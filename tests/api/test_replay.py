@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,16 +32,8 @@ from tests.sim.simulator import Simulator
 
 def record_of(path: Path, seed: int, num_events: int = 250) -> list[bytes]:
     """What a simulated world puts into its scheduler, and the plans it gets."""
-    simulator = Simulator(seed)
     record = Record(path)
-    # The simulator's first replica has joined before: it goes into the record anew.
-    capacities = [
-        (name, replica.capacity) for name, replica in simulator.scheduler._replicas.items()
-    ]
-    simulator.scheduler = RecordingScheduler(simulator.config, b"another key", record)
-    for name, capacity in capacities:
-        simulator.scheduler.replica_joined(name, capacity)
-    simulator.run(num_events)
+    Simulator(seed, partial(RecordingScheduler, record=record)).run(num_events)
     record.close()
     return path.read_bytes().splitlines(keepends=True)
 

@@ -7,6 +7,7 @@ the model's own answer at once. `python -m tests.sim --seed S` replays a seed.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -42,7 +43,10 @@ class Link:
 class Simulator:
     """One run; `step()` is one random event."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self, seed: int, new_scheduler: Callable[[SchedulerConfig, bytes], Scheduler] = Scheduler
+    ) -> None:
+        """`new_scheduler` makes the scheduler of its configuration and its key of hashes."""
         self.rng = rng = Random(seed)
         self.config = SchedulerConfig(
             max_num_batched_tokens=rng.choice((4, 8, 16, 64)),
@@ -57,7 +61,7 @@ class Simulator:
             tenant_weights={"heavy": 3.0},
             preemption_mode=rng.choice(list(PreemptionMode)),
         )
-        self.scheduler = Scheduler(self.config, b"simulated")
+        self.scheduler = new_scheduler(self.config, b"simulated")
         self.now = 0.0
         self.links: dict[ReplicaId, Link] = {}
         self.tally: Counter[str] = Counter()
