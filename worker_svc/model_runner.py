@@ -21,6 +21,9 @@ from worker_svc.request_state import RequestState, Rows
 from worker_svc.sampler import Sampled, sample
 from worker_svc.token_masks import apply_masks, check_masks
 
+NOT_FINITE = "its logits are not finite"
+NOTHING_LEFT = "its constraint and its token lists leave no token to draw"
+
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
@@ -30,8 +33,8 @@ class _Outcome:
     """Sequences that sampled."""
     token_ids: list[int] = field(default_factory=list)
     candidates: list[Candidates] = field(default_factory=list)
-    unsound: list[int] = field(default_factory=list)
-    """Sequences whose logits are no numbers to choose by."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Why sequences have no token."""
     logprobs: dict[int, PlaceLogprobs] = field(default_factory=dict)
     """Of those sampled tokens of which they are wanted."""
 
@@ -80,10 +83,10 @@ class ModelRunner:
                 plan, prompts, unsound = tell_prompts(self.state, plan, self._forward, self.device)
         batch = build_batch(self.state, plan, self.device)
         outcome = _Outcome() if batch is None else self._compute(batch, plan)
-        for row in outcome.unsound:
+        for row in outcome.failures:
             prompts.pop(row, None)
-        unsound += outcome.unsound
-        failed.extend(SequenceFailure(row, "its logits are not finite") for row in unsound)
+        reasons = {**dict.fromkeys(unsound, NOT_FINITE), **outcome.failures}
+        failed.extend(SequenceFailure(row, reason) for row, reason in reasons.items())
         return StepResult(
             step=plan.step,
             handles=outcome.handles,
@@ -135,15 +138,12 @@ class ModelRunner:
         drawn = sampled.is_sound & ~is_beam
         token_ids = sampled.token_ids[drawn]
         state.append_tokens(rows[drawn], token_ids)
-        unsound = rows[~sampled.is_sound]
-        state.is_failed[unsound] = True
-        return _Outcome(
-            rows[drawn].tolist(),
-            token_ids.tolist(),
-            candidates,
-            np.unique(unsound).tolist(),
-            logprobs,
-        )
+        failures = {
+            int(rows[place]): NOTHING_LEFT if sampled.is_empty[place] else NOT_FINITE
+            for place in np.flatnonzero(~sampled.is_sound)
+        }
+        state.is_failed[list(failures)] = True
+        return _Outcome(rows[drawn].tolist(), token_ids.tolist(), candidates, failures, logprobs)
 
     def _logprobs(
         self, rows: Rows, telling: Rows, own_logits: torch.Tensor, sampled: Sampled

@@ -46,6 +46,8 @@ class Sampled:
     is_sound: npt.NDArray[np.bool_]
     """False where the logits hold a NaN, or their largest is infinite; so also where nothing is
     left to draw."""
+    is_empty: npt.NDArray[np.bool_]
+    """True where nothing is left to draw."""
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
@@ -62,7 +64,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
                 token_ids[row] = draw_row(logits[row], chosen, i, float(numbers[i]))
         else:
             token_ids[drawn] = draw_batch(logits, drawn, chosen, numbers)
-    return Sampled(token_ids, is_sound)
+    return Sampled(token_ids, is_sound, np.isneginf(highest))
 
 
 def _best(logits: torch.Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:

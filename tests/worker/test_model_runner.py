@@ -239,7 +239,7 @@ def test_unsound_logits_fail_one_sequence_and_spare_the_others(
     runner.cache.device_blocks[40] = float("nan")  # what sequence 1 has computed
     result = runner.execute(StepPlan(step=2, base_step=1, decode_handles=[1, 0]))
     assert (result.handles, result.token_ids) == ([0], expected[1:2])
-    assert [failure.handle for failure in result.failures] == [1]
+    assert [(f.handle, f.message) for f in result.failures] == [(1, "its logits are not finite")]
     # A plan that was on its way still names it: it fails again, and nothing else.
     result = runner.execute(StepPlan(step=3, base_step=2, decode_handles=[0, 1]))
     assert (result.handles, result.token_ids) == ([0], expected[2:3])
