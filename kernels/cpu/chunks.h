@@ -5,11 +5,12 @@
 
 namespace quire {
 
-template <int kSize, class Body>
-void remainder_chunk(int start, int size, const Body& body) {
-  if constexpr (kSize > 0) {
-    if (size == kSize) return body(std::integral_constant<int, kSize>(), start);
-    remainder_chunk<kSize - 1>(start, size, body);
+// Calls body(std::integral_constant<int, size>()); 0 < size <= kMax, else nothing is called.
+template <int kMax, class Body>
+void with_size(int size, const Body& body) {
+  if constexpr (kMax > 0) {
+    if (size == kMax) return body(std::integral_constant<int, kMax>());
+    with_size<kMax - 1>(size, body);
   }
 }
 
@@ -18,18 +19,7 @@ template <int kMax, class Body>
 void in_chunks(int count, const Body& body) {
   int start = 0;
   for (; start + kMax <= count; start += kMax) body(std::integral_constant<int, kMax>(), start);
-  remainder_chunk<kMax - 1>(start, count - start, body);
-}
-
-// The same with sizes that differ by one at most.
-template <int kMax, class Body>
-void in_even_chunks(int count, const Body& body) {
-  const int num_chunks = (count + kMax - 1) / kMax;
-  for (int i = 0, start = 0; i < num_chunks; ++i) {
-    const int end = (i + 1) * count / num_chunks;
-    remainder_chunk<kMax>(start, end - start, body);
-    start = end;
-  }
+  with_size<kMax - 1>(count - start, [&](auto size) { body(size, start); });
 }
 
 }  // namespace quire

@@ -6,8 +6,6 @@ namespace quire {
 
 namespace {
 
-constexpr int kRowsPerItem = 8;  // fewer rows are not worth another thread's while
-
 Buffer<float> padded_copy(const float* data, int size) {
   Buffer<float> copy(static_cast<size_t>(padded(size)));
   std::copy_n(data, size, copy.data());
@@ -74,12 +72,12 @@ void Decoder::set_embedding(Format format, const uint8_t* data) {
   embedding_row_bytes_ = static_cast<size_t>(config_.hidden_size) / shape.num_weights * shape.num_bytes;
 }
 
+// The rows of a chunk go to one thread, so that no two write to one line of its quants.
 template <class Body>
 void Decoder::for_rows(int num_rows, const Body& body) {
-  const int num_items = (num_rows + kRowsPerItem - 1) / kRowsPerItem;
-  pool_.run(num_items, [&](int item, int) {
-    const int end = std::min(num_rows, (item + 1) * kRowsPerItem);
-    for (int row = item * kRowsPerItem; row < end; ++row) body(row);
+  pool_.run(RowChunks::count(num_rows), [&](int chunk, int) {
+    const int end = RowChunks::start(num_rows, chunk + 1);
+    for (int row = RowChunks::start(num_rows, chunk); row < end; ++row) body(row);
   });
 }
 
@@ -149,9 +147,10 @@ void Decoder::embed(const Step& step) {
   });
 }
 
-// residual += added (+ bias), if any; normed = RMS norm of it.
+// residual += added (+ bias), if any; normed = RMS norm of it, in the forms wanted.
 void Decoder::normalise(int num_rows, const float* added, const Buffer<float>* bias,
-                        const Buffer<float>& weight) {
+                        const Buffer<float>& weight, const Forms& forms) {
+  normed_.arrange(num_rows, forms);
   for_rows(num_rows, [&](int row) {
     float* x = at(residual_, row, hidden_width_);
     if (added != nullptr) {
@@ -160,7 +159,7 @@ void Decoder::normalise(int num_rows, const float* added, const Buffer<float>* b
     }
     rms_norm(x, weight.data(), config_.hidden_size, hidden_width_, config_.rms_norm_eps,
              normed_.row(row));
-    quantise_row(normed_, row, config_.hidden_size);
+    normed_.quantise(row, config_.hidden_size);
   });
 }
 
@@ -200,9 +199,12 @@ void Decoder::run_layers(const Step& step) {
     const auto product = [&](MatrixName name, Buffer<float>& output, int width) {
       return Product{&layer.matrix(name), output.data(), static_cast<size_t>(width)};
     };
-    timed(Phase::kNorm, [&] { normalise(num_rows, added, bias, layer.attention_norm); });
+    timed(Phase::kNorm, [&] {
+      normalise(num_rows, added, bias, layer.attention_norm,
+                layer.forms({MatrixName::kQuery, MatrixName::kKey, MatrixName::kValue}));
+    });
     timed(Phase::kQueryKeyValue, [&] {
-      multiply(pool_, normed_, num_rows,
+      multiply(pool_, normed_,
                {product(MatrixName::kQuery, query_, query_width_),
                 product(MatrixName::kKey, key_, kv_width_),
                 product(MatrixName::kValue, value_, kv_width_)});
@@ -214,26 +216,25 @@ void Decoder::run_layers(const Step& step) {
           static_cast<size_t>(query_width_), attended_.row(0), static_cast<size_t>(query_width_)};
       plan_.run(pool_, attention);
       const int width = config_.num_heads * config_.head_dim;
-      for_rows(num_rows, [&](int row) { quantise_row(attended_, row, width); });
+      attended_.arrange(num_rows, layer.forms({MatrixName::kAttentionOutput}));
+      for_rows(num_rows, [&](int row) { attended_.quantise(row, width); });
     });
     timed(Phase::kAttentionOutput, [&] {
-      multiply(pool_, attended_, num_rows,
-               {product(MatrixName::kAttentionOutput, projected_, hidden_width_)});
+      multiply(pool_, attended_, {product(MatrixName::kAttentionOutput, projected_, hidden_width_)});
     });
     timed(Phase::kNorm, [&] {
       normalise(num_rows, projected_.data(), &layer.bias(MatrixName::kAttentionOutput),
-                layer.mlp_norm);
+                layer.mlp_norm, layer.forms({MatrixName::kGate, MatrixName::kUp}));
     });
     timed(Phase::kGateUp, [&] {
-      const bool to_quants =
-          config_.with_quants != 0 && !is_dense(layer.matrix(MatrixName::kDown).format);
-      multiply_gated(pool_, normed_, num_rows,
+      mixed_.arrange(num_rows, layer.forms({MatrixName::kDown}));
+      multiply_gated(pool_, normed_,
                      {&layer.matrix(MatrixName::kGate), &layer.matrix(MatrixName::kUp),
-                      &layer.bias(MatrixName::kGate), &layer.bias(MatrixName::kUp), to_quants},
+                      &layer.bias(MatrixName::kGate), &layer.bias(MatrixName::kUp)},
                      mixed_);
     });
     timed(Phase::kDown, [&] {
-      multiply(pool_, mixed_, num_rows, {product(MatrixName::kDown, projected_, hidden_width_)});
+      multiply(pool_, mixed_, {product(MatrixName::kDown, projected_, hidden_width_)});
     });
     added = projected_.data();
     bias = &layer.bias(MatrixName::kDown);
@@ -242,6 +243,7 @@ void Decoder::run_layers(const Step& step) {
 
 void Decoder::compute_logits(const Step& step) {
   const Buffer<float>& bias = layers_.back().bias(MatrixName::kDown);
+  normed_.arrange(step.num_logit_rows, Forms().add(output_));
   for_rows(step.num_logit_rows, [&](int i) {
     const int row = static_cast<int>(step.logit_rows[i]);
     float* x = normed_.row(i);
@@ -249,9 +251,9 @@ void Decoder::compute_logits(const Step& step) {
     add_row(at(projected_, row, hidden_width_), hidden_width_, x);
     add_bias(bias, x);
     rms_norm(x, final_norm_.data(), config_.hidden_size, hidden_width_, config_.rms_norm_eps, x);
-    quantise_row(normed_, i, config_.hidden_size);
+    normed_.quantise(i, config_.hidden_size);
   });
-  multiply(pool_, normed_, step.num_logit_rows,
+  multiply(pool_, normed_,
            {Product{&output_, step.logits, static_cast<size_t>(config_.vocab_size)}});
 }
 

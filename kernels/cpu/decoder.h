@@ -108,6 +108,11 @@ struct Layer {
 
   const Matrix& matrix(MatrixName name) const { return matrices[static_cast<int>(name)]; }
   const Buffer<float>& bias(MatrixName name) const { return biases[static_cast<int>(name)]; }
+  Forms forms(std::initializer_list<MatrixName> readers) const {
+    Forms forms;
+    for (const MatrixName name : readers) forms.add(matrix(name));
+    return forms;
+  }
 };
 
 class Decoder {
@@ -133,7 +138,8 @@ class Decoder {
   void embed(const Step& step);
   template <class Element>
   void run_layers(const Step& step);
-  void normalise(int num_rows, const float* added, const Buffer<float>* bias, const Buffer<float>& weight);
+  void normalise(int num_rows, const float* added, const Buffer<float>* bias, const Buffer<float>& weight,
+                 const Forms& forms);
   template <class Element>
   void rotate_and_store(const Step& step, const KvCache<Element>& cache, int layer);
   void compute_logits(const Step& step);

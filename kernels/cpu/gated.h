@@ -19,18 +19,18 @@ struct GatedProduct {
   const Matrix* up;
   const Buffer<float>* gate_bias;  // empty: none; else padded to whole panels
   const Buffer<float>* up_bias;
-  bool to_quants;  // the output is read in 8 bits
 };
 
 namespace gated {
 
-// Mixes one panel of both products into floats [num_rows], `stride` apart.
-inline void mix_panel(const GatedProduct& product, int panel, const Activations& input, int first_row,
-                      int num_rows, float* out, int stride) {
-  alignas(64) float gate[kRowBlock * kPanel];
-  alignas(64) float up[kRowBlock * kPanel];
-  multiply_panel(*product.gate, panel, input, first_row, num_rows, gate);
-  multiply_panel(*product.up, panel, input, first_row, num_rows, up);
+// Mixes one panel of both products into floats [rows of the chunks], `stride` apart.
+inline void mix_panel(const GatedProduct& product, int panel, const Activations& input, int first_chunk,
+                      int end_chunk, float* out, int stride) {
+  alignas(64) float gate[kRowsPerPass * kPanel];
+  alignas(64) float up[kRowsPerPass * kPanel];
+  multiply_panel(*product.gate, panel, input, first_chunk, end_chunk, gate);
+  multiply_panel(*product.up, panel, input, first_chunk, end_chunk, up);
+  const int num_rows = input.chunks().start(end_chunk) - input.chunks().start(first_chunk);
   for (int row = 0; row < num_rows; ++row) {
     float *gate_row = gate + row * kPanel, *up_row = up + row * kPanel;
     if (!product.gate_bias->empty()) {
@@ -43,29 +43,30 @@ inline void mix_panel(const GatedProduct& product, int panel, const Activations&
 
 }  // namespace gated
 
-// The first `num_rows` rows of `output`: quants, or values if they are not read in 8 bits.
-inline void multiply_gated(ThreadPool& pool, const Activations& input, int num_rows,
-                           const GatedProduct& product, Activations& output) {
+// The rows of `output`, which is arranged for as many: quants where they are read, else values.
+inline void multiply_gated(ThreadPool& pool, const Activations& input, const GatedProduct& product,
+                           Activations& output) {
   constexpr int kPanelsPerBlock = kBlock / kPanel;
   const int num_panels = product.gate->num_panels();
   const int num_blocks = (num_panels + kPanelsPerBlock - 1) / kPanelsPerBlock;
-  for_panel_runs(pool, num_blocks, num_rows, [&](int first, int end, int first_row, int rows) {
-    alignas(64) float mixed[kRowBlock * kBlock];
+  const bool to_quants = output.forms().has_quants();
+  for_panel_runs(pool, num_blocks, input.chunks(), [&](int first, int end, int first_chunk, int end_chunk) {
+    alignas(64) float mixed[kRowsPerPass * kBlock];
+    const int first_row = input.chunks().start(first_chunk), end_row = input.chunks().start(end_chunk);
     for (int block = first; block < end; ++block) {
       const int first_panel = block * kPanelsPerBlock;
       for (int panel = first_panel; panel < std::min(num_panels, first_panel + kPanelsPerBlock);
            ++panel) {
         float* out = mixed + (panel - first_panel) * kPanel;
         int stride = kBlock;
-        if (!product.to_quants) {
+        if (!to_quants) {
           out = output.row(first_row) + panel * kPanel;
-          stride = output.row_size;
+          stride = output.row_size();
         }
-        gated::mix_panel(product, panel, input, first_row, rows, out, stride);
+        gated::mix_panel(product, panel, input, first_chunk, end_chunk, out, stride);
       }
-      for (int row = 0; product.to_quants && row < rows; ++row) {
-        quantise_block(mixed + row * kBlock, output.block_quants(first_row + row, block),
-                       output.block_scale(first_row + row, block));
+      for (int row = first_row; to_quants && row < end_row; ++row) {
+        output.put_block(row, block, mixed + (row - first_row) * kBlock);
       }
     }
   });

@@ -11,8 +11,8 @@
 
 namespace quire {
 
-using PanelKernel = void (*)(const Matrix&, int panel, const Activations&, int first_row,
-                             int num_rows, float* out);
+using PanelKernel = void (*)(const Matrix&, int panel, const Activations&, int first_chunk,
+                             int end_chunk, float* out);
 
 inline PanelKernel panel_kernel(Format format, bool with_quants) {
   PanelKernel kernel = nullptr;
@@ -35,56 +35,57 @@ struct Product {
   size_t stride;
 };
 
-constexpr int kRowBlock = 64;  // rows that share one pass over a panel: their quants stay in L2
+constexpr int kChunksPerPass = 10;  // chunks that share one pass over a panel: their quants stay in L2
+constexpr int kRowsPerPass = kChunksPerPass * kRowChunk;
 
-// block [num_rows][kPanel] = rows of the input times one panel
-inline void multiply_panel(const Matrix& matrix, int panel, const Activations& input, int first_row,
-                           int num_rows, float* block) {
-  panel_kernel(matrix.format, input.blocks_per_row > 0)(matrix, panel, input, first_row, num_rows,
-                                                        block);
+// block [rows of the chunks][kPanel] = chunks [first, end) of the input times one panel
+inline void multiply_panel(const Matrix& matrix, int panel, const Activations& input, int first, int end,
+                           float* block) {
+  panel_kernel(matrix.format, input.with_quants())(matrix, panel, input, first, end, block);
 }
 
-inline void multiply_block(const Product& product, int panel, const Activations& input, int first_row,
-                           int num_rows) {
-  alignas(64) float block[kRowBlock * kPanel];
+inline void multiply_block(const Product& product, int panel, const Activations& input, int first,
+                           int end) {
+  alignas(64) float block[kRowsPerPass * kPanel];
   const Matrix& matrix = *product.matrix;
-  multiply_panel(matrix, panel, input, first_row, num_rows, block);
+  multiply_panel(matrix, panel, input, first, end, block);
+  const int first_row = input.chunks().start(first), end_row = input.chunks().start(end);
   const int width = std::min(kPanel, matrix.num_rows - panel * kPanel);
-  float* output = product.output + first_row * product.stride + panel * kPanel;
-  for (int row = 0; row < num_rows; ++row) {
-    std::copy_n(block + row * kPanel, width, output + row * product.stride);
+  float* output = product.output + panel * kPanel;
+  for (int row = first_row; row < end_row; ++row) {
+    std::copy_n(block + (row - first_row) * kPanel, width, output + row * product.stride);
   }
 }
 
-// Calls body(first unit, end unit, first row, number of rows) over all units (panels, say) and blocks of
-// rows, in runs that give each thread several.
+// Calls body(first unit, end unit, first chunk, end chunk) over all units (panels, say) and passes of
+// chunks, in runs that give each thread several.
 template <class Body>
-void for_panel_runs(ThreadPool& pool, int num_units, int num_rows, const Body& body) {
-  if (num_rows == 0) return;
-  const int num_blocks = (num_rows + kRowBlock - 1) / kRowBlock;
-  const int wanted_runs = std::max(1, pool.num_threads() * 8 / num_blocks);
+void for_panel_runs(ThreadPool& pool, int num_units, const RowChunks& chunks, const Body& body) {
+  if (chunks.num_rows() == 0) return;
+  const int num_chunks = chunks.count();
+  const int num_passes = (num_chunks + kChunksPerPass - 1) / kChunksPerPass;
+  const int wanted_runs = std::max(1, pool.num_threads() * 8 / num_passes);
   const int run = std::max(1, num_units / wanted_runs);
   const int num_runs = (num_units + run - 1) / run;
-  pool.run_in_order(num_runs * num_blocks, [&](int item, int) {
-    const int first_row = item % num_blocks * kRowBlock;
-    const int first_unit = item / num_blocks * run;
-    body(first_unit, std::min(num_units, first_unit + run), first_row,
-         std::min(kRowBlock, num_rows - first_row));
+  pool.run_in_order(num_runs * num_passes, [&](int item, int) {
+    const int pass = item % num_passes;
+    const int first_unit = item / num_passes * run;
+    body(first_unit, std::min(num_units, first_unit + run), pass * num_chunks / num_passes,
+         (pass + 1) * num_chunks / num_passes);
   });
 }
 
-// Multiplies the first `num_rows` rows of `input` by several matrices at once.
+// Multiplies the rows of `input` by several matrices at once.
 template <int kProducts>
-void multiply(ThreadPool& pool, const Activations& input, int num_rows,
-              const Product (&products)[kProducts]) {
+void multiply(ThreadPool& pool, const Activations& input, const Product (&products)[kProducts]) {
   int num_panels = 0;
   for (const Product& product : products) num_panels += product.matrix->num_panels();
-  for_panel_runs(pool, num_panels, num_rows, [&](int first, int end, int first_row, int rows) {
+  for_panel_runs(pool, num_panels, input.chunks(), [&](int first, int end, int first_chunk, int end_chunk) {
     for (int index = first; index < end; ++index) {
       int panel = index;
       const Product* product = products;
       while (panel >= product->matrix->num_panels()) panel -= product++->matrix->num_panels();
-      multiply_block(*product, panel, input, first_row, rows);
+      multiply_block(*product, panel, input, first_chunk, end_chunk);
     }
   });
 }

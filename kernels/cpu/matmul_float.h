@@ -13,8 +13,6 @@
 
 namespace quire::float32 {
 
-constexpr int kRowChunk = 6;
-
 // Weights of one block of 32 columns as floats [32][kPanel].
 template <class L>
 void expand_block(const uint8_t* block, float* weights) {
@@ -58,27 +56,29 @@ void add_chunk(const float* weights, int num_columns, const float* x, size_t str
   }
 }
 
-// out [num_rows][kPanel]; expand(start, count, scratch) gives the floats of columns start...
+// out [rows of the chunks][kPanel]; expand(start, count, scratch) gives the floats of columns start...
 template <class Expand>
-void multiply_expanded(const Matrix& matrix, const Activations& rows, int first_row, int num_rows,
+void multiply_expanded(const Matrix& matrix, const Activations& rows, int first_chunk, int end_chunk,
                        float* out, const Expand& expand) {
   alignas(64) float scratch[kBlock * kPanel];
+  const int first_row = rows.chunks().start(first_chunk);
+  const int num_rows = rows.chunks().start(end_chunk) - first_row;
   std::fill_n(out, num_rows * kPanel, 0.0f);
   for (int start = 0; start < matrix.num_columns; start += kBlock) {
     const int count = std::min(kBlock, matrix.num_columns - start);
     const float* weights = expand(start, count, scratch);
     in_chunks<kRowChunk>(num_rows, [&](auto size, int row) {
       add_chunk<decltype(size)::value>(weights, count, rows.row(first_row + row) + start,
-                                       static_cast<size_t>(rows.row_size), out + row * kPanel);
+                                       static_cast<size_t>(rows.row_size()), out + row * kPanel);
     });
   }
 }
 
 template <class L>
-void multiply_panel(const Matrix& matrix, int panel, const Activations& rows, int first_row,
-                    int num_rows, float* out) {
+void multiply_panel(const Matrix& matrix, int panel, const Activations& rows, int first_chunk,
+                    int end_chunk, float* out) {
   const uint8_t* blocks = matrix.panel(panel);
-  multiply_expanded(matrix, rows, first_row, num_rows, out,
+  multiply_expanded(matrix, rows, first_chunk, end_chunk, out,
                     [&](int start, int, float* scratch) -> const float* {
                       expand_block<L>(blocks + start / kBlock * L::kBlockBytes, scratch);
                       return scratch;
@@ -86,11 +86,11 @@ void multiply_panel(const Matrix& matrix, int panel, const Activations& rows, in
 }
 
 template <class Element>
-void multiply_dense_panel(const Matrix& matrix, int panel, const Activations& rows, int first_row,
-                          int num_rows, float* out) {
+void multiply_dense_panel(const Matrix& matrix, int panel, const Activations& rows, int first_chunk,
+                          int end_chunk, float* out) {
   const uint8_t* elements = matrix.panel(panel);
   multiply_expanded(
-      matrix, rows, first_row, num_rows, out,
+      matrix, rows, first_chunk, end_chunk, out,
       [&](int start, int count, float* scratch) -> const float* {
         const uint8_t* from = elements + static_cast<size_t>(start) * kPanel * sizeof(Element);
         if constexpr (std::is_same_v<Element, Float>) return reinterpret_cast<const float*>(from);

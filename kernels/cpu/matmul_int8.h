@@ -4,8 +4,8 @@
 // after block. So each element's value is the same whatever rows stand beside it.
 //
 // Columns go in slices of some blocks, and all rows pass over a slice before the next one, so that its
-// weights, the rows' quants and their totals stay in the L1 cache. For many rows a slice's 4-bit weights
-// are taken apart once, not once for each chunk of rows.
+// weights, the rows' quants and their totals stay in the L1 cache. For several chunks of rows a slice's
+// 4-bit weights are taken apart once.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,11 @@
 
 namespace quire::int8 {
 
-constexpr int kSlice = 8;        // blocks
-constexpr int kExpandRows = 9;   // from so many rows on, 4-bit weights are taken apart ahead
-constexpr int kRowChunk4 = 6;    // 12 sums, 2 weights, an activation and a product: 16 registers
-constexpr int kRowChunk8 = 4;
+constexpr int kSlice = 8;  // blocks
+constexpr int kExpandChunks = 3;  // from so many chunks of rows on, 4-bit weights are taken apart ahead
+
+template <class L>
+using Quant = std::conditional_t<reads_words<L>(), int16_t, int8_t>;
 
 // Weights as they lie in a matrix.
 template <class L>
@@ -35,6 +36,11 @@ struct Packed {
     if constexpr (L::kBits == 8) return load_bytes(tile + quad * 4 * kLanes);
     if (quad < kQuads / 2) return low_nibbles(load_bytes(tile + quad * 4 * kLanes));
     return high_nibbles(load_bytes(tile + (quad - kQuads / 2) * 4 * kLanes));
+  }
+  // columns 0 and 2 of them (half 0) or 1 and 3, as words
+  static simd::Shorts words(const uint8_t* block, int quad, int half, int t) {
+    const simd::Bytes both = Packed::quad(block, quad, t);
+    return half == 0 ? simd::even_words(both) : simd::odd_words(both);
   }
   static simd::Floats scale(const uint8_t* block, int g, int t) {
     return L::scale(block + t * L::kTileBytes, g);
@@ -68,10 +74,8 @@ struct Expanded {
     using namespace simd;
     float* scales = reinterpret_cast<float*>(block + kWeightBytes);
     for (int t = 0; t < 2; ++t) {
-      for (int quad = 0; quad < kQuads / 2; ++quad) {
-        const Bytes both = load_bytes(packed + t * L::kTileBytes + quad * kQuadBytes);
-        store_bytes(block + (2 * quad + t) * kQuadBytes, low_nibbles(both));
-        store_bytes(block + (2 * quad + kQuads + t) * kQuadBytes, high_nibbles(both));
+      for (int quad = 0; quad < kQuads; ++quad) {
+        store_bytes(block + (2 * quad + t) * kQuadBytes, Packed<L>::quad(packed, quad, t));
       }
       store(scales + t * kLanes, Packed<L>::scale(packed, 0, t));
       if constexpr (L::kHasMinimum) {
@@ -81,29 +85,28 @@ struct Expanded {
   }
 };
 
-// Rows of activations from one of their blocks on.
-struct Rows {
-  const int8_t* quants;
-  const BlockScale* scales;
-  size_t blocks_per_row;
+// The 4 bytes at `quants`, repeated in every lane
+template <class Element>
+inline simd::Bytes splat_4_bytes(const Element* quants) {
+  return simd::splat_quad(reinterpret_cast<const int8_t*>(quants));
+}
 
-  const int8_t* block(int row, int b) const { return quants + (row * blocks_per_row + b) * kBlock; }
-  const BlockScale& scale(int row, int b) const { return scales[row * blocks_per_row + b]; }
-  Rows from(int row, int b) const { return {block(row, b), &scale(row, b), blocks_per_row}; }
-};
-
-// Integer dot products over the columns of group g. Where no instruction adds four products at once, 4
-// bits sum in 16-bit lanes (8 * 2 * 15 * 127 fits) and are widened at the end, 8 bits at each step.
+// Integer dot products over the columns of group g, of weights and one block of a chunk. Where no
+// instruction adds four products at once, 4 bits sum in 16-bit lanes (8 * 2 * 15 * 127 fits) and are
+// widened at the end, and 8 bits are widened before.
 template <class Weights, int kRows>
-inline void dot_group(const uint8_t* block, int g, const Rows rows, int b, simd::Ints (&sums)[kRows][2]) {
+inline void dot_group(const uint8_t* block, int g,
+                      const ChunkBlock<Quant<typename Weights::Layout>, kRows>& rows,
+                      simd::Ints (&sums)[kRows][2]) {
   using namespace simd;
-  constexpr int kGroupQuads = Weights::Layout::kGroup / 4;
-  if constexpr (Weights::Layout::kBits == 4 && !kAddsQuads) {
+  using L = typename Weights::Layout;
+  constexpr int kGroupQuads = L::kGroup / 4;
+  if constexpr (L::kBits == 4 && !kAddsQuads) {
     Shorts pairs[kRows][2];
     QUIRE_UNROLL for (int quad = 0; quad < kGroupQuads; ++quad) {
       const Bytes w0 = Weights::quad(block, quad, 0), w1 = Weights::quad(block, quad, 1);
       QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
-        const Bytes x = splat_quad(rows.block(row, b) + quad * 4);
+        const Bytes x = splat_4_bytes(rows.quants + (quad * kRows + row) * 4);
         const Shorts p0 = dot_pairs(w0, x), p1 = dot_pairs(w1, x);
         pairs[row][0] = quad == 0 ? p0 : pairs[row][0] + p0;
         pairs[row][1] = quad == 0 ? p1 : pairs[row][1] + p1;
@@ -114,20 +117,30 @@ inline void dot_group(const uint8_t* block, int g, const Rows rows, int b, simd:
     for (int row = 0; row < kRows; ++row) {
       for (int t = 0; t < 2; ++t) sums[row][t] = add_pairs(pairs[row][t]);
     }
+  } else if constexpr (L::kBits == 8 && !kAddsQuads) {
+    QUIRE_UNROLL for (int i = 0; i < 2 * kGroupQuads; ++i) {
+      const int quad = g * kGroupQuads + i / 2;
+      const Shorts w0 = Weights::words(block, quad, i % 2, 0);
+      const Shorts w1 = Weights::words(block, quad, i % 2, 1);
+      QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
+        const Bytes bytes = splat_4_bytes(rows.quants + ((2 * quad + i % 2) * kRows + row) * 2);
+        const Shorts x = reinterpret_cast<Shorts>(bytes);
+        const Ints p0 = dot_words(w0, x), p1 = dot_words(w1, x);
+        sums[row][0] = i == 0 ? p0 : sums[row][0] + p0;
+        sums[row][1] = i == 0 ? p1 : sums[row][1] + p1;
+        settle(sums[row][0]);
+        settle(sums[row][1]);
+      }
+    }
   } else {
     QUIRE_UNROLL for (int i = 0; i < kGroupQuads; ++i) {
       const int quad = g * kGroupQuads + i;
       const Bytes w0 = Weights::quad(block, quad, 0), w1 = Weights::quad(block, quad, 1);
       QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
-        const Bytes x = splat_quad(rows.block(row, b) + quad * 4);
-        if constexpr (Weights::Layout::kBits == 4) {
-          sums[row][0] = add_quads(i == 0 ? Ints{} : sums[row][0], w0, x);
-          sums[row][1] = add_quads(i == 0 ? Ints{} : sums[row][1], w1, x);
-        } else {
-          const Ints p0 = dot_quads(w0, x), p1 = dot_quads(w1, x);
-          sums[row][0] = i == 0 ? p0 : sums[row][0] + p0;
-          sums[row][1] = i == 0 ? p1 : sums[row][1] + p1;
-        }
+        const Bytes x = splat_4_bytes(rows.quants + (quad * kRows + row) * 4);
+        const Ints start0 = i == 0 ? Ints{} : sums[row][0], start1 = i == 0 ? Ints{} : sums[row][1];
+        sums[row][0] = L::kBits == 4 ? add_quads(start0, w0, x) : add_signed_quads(start0, w0, x);
+        sums[row][1] = L::kBits == 4 ? add_quads(start1, w1, x) : add_signed_quads(start1, w1, x);
         settle(sums[row][0]);
         settle(sums[row][1]);
       }
@@ -137,19 +150,19 @@ inline void dot_group(const uint8_t* block, int g, const Rows rows, int b, simd:
 
 // totals [kRows][kPanel] += some blocks of one panel; fetches what lies `ahead` bytes further, if any
 template <class Weights, int kRows>
-void multiply_rows(const uint8_t* block, int num_blocks, const Rows rows, const uint8_t* ahead,
-                   float* totals) {
+void multiply_chunk(const uint8_t* block, int num_blocks,
+                    const ChunkBlock<Quant<typename Weights::Layout>, kRows>* rows, const uint8_t* ahead,
+                    float* totals) {
   using namespace simd;
   using L = typename Weights::Layout;
-  for (int b = 0; b < num_blocks; ++b, block += Weights::kBlockBytes) {
+  for (int b = 0; b < num_blocks; ++b, ++rows, block += Weights::kBlockBytes) {
     if (ahead != nullptr) prefetch(ahead + b * L::kBlockBytes, L::kBlockBytes);
     for (int g = 0; g < L::kGroups; ++g) {
       Ints sums[kRows][2];
-      dot_group<Weights, kRows>(block, g, rows, b, sums);
+      dot_group<Weights, kRows>(block, g, *rows, sums);
       QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
-        const BlockScale& of_row = rows.scale(row, b);
-        const Floats row_scale = splat(of_row.scale);
-        const Floats row_sum = splat(L::kGroups == 1 ? of_row.sum : of_row.half_sums[g]);
+        const Floats row_scale = splat(rows->scales[row]);
+        const Floats row_sum = splat(L::kGroups == 1 ? rows->sums[row] : rows->half_sums[g][row]);
         QUIRE_UNROLL for (int t = 0; t < 2; ++t) {
           float* total = totals + row * kPanel + t * kLanes;
           Floats dot = to_floats(sums[row][t]);
@@ -170,27 +183,30 @@ void multiply_rows(const uint8_t* block, int num_blocks, const Rows rows, const 
   }
 }
 
-// out [num_rows][kPanel]: rows first_row... of the activations times one panel.
+// out [rows of the chunks][kPanel]: chunks [first, end) of the activations times one panel.
 template <class L>
-void multiply_panel(const Matrix& matrix, int panel, const Activations& activations, int first_row,
-                    int num_rows, float* out) {
-  constexpr int kChunk = L::kBits == 4 ? kRowChunk4 : kRowChunk8;
-  const Rows rows{activations.row_quants(first_row), activations.row_scales(first_row),
-                  static_cast<size_t>(activations.blocks_per_row)};
+void multiply_panel(const Matrix& matrix, int panel, const Activations& activations, int first, int end,
+                    float* out) {
+  const RowChunks& chunks = activations.chunks();
+  const int first_row = chunks.start(first);
   const int num_blocks = matrix.num_columns / kBlock;
-  std::fill_n(out, num_rows * kPanel, 0.0f);
+  std::fill_n(out, (chunks.start(end) - first_row) * kPanel, 0.0f);
   for (int b = 0; b < num_blocks; b += kSlice) {
     const int count = std::min(kSlice, num_blocks - b);
     const uint8_t* slice = matrix.panel(panel) + b * L::kBlockBytes;
     const auto multiply = [&](auto weights, const uint8_t* from) {
-      in_even_chunks<kChunk>(num_rows, [&](auto size, int start) {
-        multiply_rows<decltype(weights), decltype(size)::value>(
-            from, count, rows.from(start, b), start == 0 ? slice + matrix.panel_bytes : nullptr,
-            out + start * kPanel);
-      });
+      for (int chunk = first; chunk < end; ++chunk) {
+        const int start = chunks.start(chunk);
+        with_size<kRowChunk>(chunks.size(chunk), [&](auto size) {
+          constexpr int kRows = decltype(size)::value;
+          multiply_chunk<decltype(weights), kRows>(
+              from, count, activations.quants<Quant<L>>().template chunk<kRows>(start, b),
+              chunk == first ? slice + matrix.panel_bytes : nullptr, out + (start - first_row) * kPanel);
+        });
+      }
     };
     if constexpr (L::kBits == 4) {
-      if (num_rows >= kExpandRows) {
+      if (end - first >= kExpandChunks) {
         alignas(64) uint8_t expanded[kSlice * Expanded<L>::kBlockBytes];
         for (int i = 0; i < count; ++i) {
           Expanded<L>::expand(slice + i * L::kBlockBytes, expanded + i * Expanded<L>::kBlockBytes);

@@ -18,13 +18,12 @@
 #include "arena.h"
 #include "formats.h"
 #include "pool.h"
+#include "quants.h"
 #include "simd.h"
 
 namespace quire {
 
-constexpr int kBlock = 32;  // columns per block
 constexpr int kPanel = 2 * simd::kLanes;
-constexpr int kQuads = kBlock / 4;
 
 struct Half {
   uint16_t bits;
@@ -73,6 +72,13 @@ using OctetsMinimum = Layout<8, 32, true, Half>;
 using OctetsMinimumWide = Layout<8, 32, true, Float>;
 using Octets16 = Layout<8, 16, false, Float>;
 using Octets16Minimum = Layout<8, 16, true, Float>;
+
+// Whether products read activations as 16-bit words: where no instruction adds four products at once, sums
+// of two products of signed bytes do not fit 16 bits.
+template <class L>
+constexpr bool reads_words() {
+  return L::kBits == 8 && !simd::kAddsQuads;
+}
 
 // Calls visitor(Layout()) with the layout of a quantised format.
 template <class Visitor>

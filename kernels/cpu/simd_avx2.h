@@ -65,7 +65,6 @@ inline Bytes high_nibbles(Bytes v) {
 
 // No instruction adds a sum of four products.
 constexpr bool kAddsQuads = false;
-inline Ints add_quads(Ints sum, Bytes, Bytes) { return sum; }
 
 // Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
 inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
@@ -77,14 +76,14 @@ inline Ints add_pairs(Shorts v) {
   return (Ints)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi16(1));
 }
 
-// Sums of four products, signed by signed. The weights' sign moves to the other factor, which must
-// not hold -128: |sum of a pair| <= 2 * 128 * 127 fits 16 bits.
-inline Ints dot_quads(Bytes weights, Bytes values) {
-  const __m256i w = (__m256i)weights;
-  const __m256i magnitude = _mm256_abs_epi8(w);
-  const __m256i moved = _mm256_sign_epi8((__m256i)values, w);
-  return add_pairs((Shorts)_mm256_maddubs_epi16(magnitude, moved));
+// Signed bytes with an even or an odd index, as shorts
+inline Shorts even_words(Bytes v) {
+  return (Shorts)_mm256_srai_epi16(_mm256_slli_epi16((__m256i)v, 8), 8);
 }
+inline Shorts odd_words(Bytes v) { return (Shorts)_mm256_srai_epi16((__m256i)v, 8); }
+
+// Sums of pairs of products of 16-bit integers
+inline Ints dot_words(Shorts a, Shorts b) { return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
 
 inline int32_t sum(Ints v) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));

@@ -76,12 +76,11 @@ inline Ints add_pairs(Shorts v) {
   return (Ints)_mm512_madd_epi16((__m512i)v, _mm512_set1_epi16(1));
 }
 
-// Sums of four products, signed by signed. The weights' sign moves to the other factor, which must
-// not hold -128.
-inline Ints dot_quads(Bytes weights, Bytes values) {
+// The same, signed by signed. The weights' sign moves to the other factor, which must not hold -128.
+inline Ints add_signed_quads(Ints sum, Bytes weights, Bytes values) {
   const __m512i w = (__m512i)weights, x = (__m512i)values, zero = _mm512_setzero_si512();
   const __m512i moved = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), zero, x);
-  return add_quads(Ints{}, (Bytes)_mm512_abs_epi8(w), (Bytes)moved);
+  return add_quads(sum, (Bytes)_mm512_abs_epi8(w), (Bytes)moved);
 }
 
 inline int32_t sum(Ints v) {

@@ -86,20 +86,19 @@ inline Bytes splat_quad(const int8_t* p) {
 inline Bytes low_nibbles(Bytes v) { return v & 15; }
 inline Bytes high_nibbles(Bytes v) { return v >> 4; }
 
-// Bytes with an even or an odd index, as shorts
-inline Shorts even_signed(Bytes v) { return (reinterpret_cast<Shorts>(v) << 8) >> 8; }
-inline Shorts odd_signed(Bytes v) { return reinterpret_cast<Shorts>(v) >> 8; }
+// Bytes with an even or an odd index, as shorts; words are signed
+inline Shorts even_words(Bytes v) { return (reinterpret_cast<Shorts>(v) << 8) >> 8; }
+inline Shorts odd_words(Bytes v) { return reinterpret_cast<Shorts>(v) >> 8; }
 inline Shorts even_unsigned(Bytes v) { return reinterpret_cast<Shorts>(v) & 255; }
 inline Shorts odd_unsigned(Bytes v) { return (reinterpret_cast<Shorts>(v) >> 8) & 255; }
 
 // No instruction adds a sum of four products.
 constexpr bool kAddsQuads = false;
-inline Ints add_quads(Ints sum, Bytes, Bytes) { return sum; }
 
 // Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
 inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
-  return even_unsigned(unsigned_bytes) * even_signed(signed_bytes) +
-         odd_unsigned(unsigned_bytes) * odd_signed(signed_bytes);
+  return even_unsigned(unsigned_bytes) * even_words(signed_bytes) +
+         odd_unsigned(unsigned_bytes) * odd_words(signed_bytes);
 }
 
 // Sums of pairs of 16-bit integers
@@ -108,10 +107,10 @@ inline Ints add_pairs(Shorts v) {
   return ((pairs << 16) >> 16) + (pairs >> 16);
 }
 
-// Sums of four products, signed by signed; the values must not hold -128.
-inline Ints dot_quads(Bytes weights, Bytes values) {
-  return add_pairs(even_signed(weights) * even_signed(values) +
-                   odd_signed(weights) * odd_signed(values));
+// Sums of pairs of products of 16-bit integers
+inline Ints dot_words(Shorts a, Shorts b) {
+  const Ints x = reinterpret_cast<Ints>(a), y = reinterpret_cast<Ints>(b);
+  return ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
 }
 
 inline int32_t sum(Ints v) {

@@ -32,18 +32,19 @@ static void check(Format format, int num_rows, int num_columns) {
   const size_t num_blocks = static_cast<size_t>(num_rows) * num_columns / block_shape(format).num_weights;
   const std::vector<uint8_t> data = random_weights(format, num_blocks);
   const Matrix matrix = pack_matrix(format, data.data(), num_rows, num_columns, pool, arena);
-  for (const int count : {1, 2, 7, 13}) {
+  for (const int count : {1, 2, 7, 13, 19}) {
     Activations rows(count, num_columns, true);
+    rows.arrange(count, Forms().add(matrix));
     for (int row = 0; row < count; ++row) {
       for (int i = 0; i < num_columns; ++i) {
         rows.row(row)[i] = static_cast<float>(static_cast<int32_t>(draw())) * 1e-9f;
       }
-      quantise_row(rows, row, num_columns);
+      rows.quantise(row, num_columns);
     }
     std::vector<float> out(static_cast<size_t>(matrix.num_panels()) * count * kPanel);
     for (int panel = 0; panel < matrix.num_panels(); ++panel) {
       float* block = out.data() + static_cast<size_t>(panel) * count * kPanel;
-      int8::multiply_panel<L>(matrix, panel, rows, 0, count, block);
+      int8::multiply_panel<L>(matrix, panel, rows, 0, rows.chunks().count(), block);
       for (int row = 0; row < count; ++row) {
         for (int i = 0; i < kPanel && panel * kPanel + i < num_rows; ++i) {
           uint32_t bits;

@@ -1,0 +1,155 @@
+// Rows of activations in 8 bits, in the order in which the products read them.
+//
+// Quantisation, per row and block of 32 columns: scale = largest magnitude / 127, quants = x / scale
+// rounded to the nearest (ties to even). A block's sums of quants times scale stand by it: weights with
+// a minimum or a zero need them. A block that holds a NaN or an infinity gets a NaN for scale and sums, and
+// with it every product of its row.
+//
+// Rows stand in chunks of neighbours that are multiplied together. A chunk is a run of blocks of columns,
+// and in a block lie 4 columns of each row, 4 more of each, and so on: one pointer leads through all.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "buffer.h"
+#include "simd.h"
+
+namespace quire {
+
+constexpr int kBlock = 32;  // columns per block
+constexpr int kQuads = kBlock / 4;
+constexpr int kRowChunk = 6;  // 12 sums, 2 weights, an activation and a product: 16 registers
+
+// Rows cut into chunks of kRowChunk at most, whose sizes differ by one at most.
+class RowChunks {
+ public:
+  // Where a row stands: in the chunk of `size` rows from `start` on.
+  struct Place {
+    int start;
+    int size;
+    int index;
+  };
+
+  void cut(int num_rows) {
+    if (num_rows == num_rows_) return;
+    num_rows_ = num_rows;
+    places_.clear();
+    for (int chunk = 0; chunk < count(); ++chunk) {
+      for (int i = 0; i < size(chunk); ++i) places_.push_back({start(chunk), size(chunk), i});
+    }
+  }
+
+  static int count(int num_rows) { return (num_rows + kRowChunk - 1) / kRowChunk; }
+  static int start(int num_rows, int chunk) {
+    return num_rows == 0 ? 0 : chunk * num_rows / count(num_rows);
+  }
+
+  int num_rows() const { return num_rows_; }
+  int count() const { return count(num_rows_); }
+  int start(int chunk) const { return start(num_rows_, chunk); }
+  int size(int chunk) const { return start(chunk + 1) - start(chunk); }
+  const Place& place(int row) const { return places_[row]; }
+
+ private:
+  int num_rows_ = 0;
+  std::vector<Place> places_;
+};
+
+struct BlockScale {
+  float scale;
+  float sum;  // scale * (sum of the quants)
+  float half_sums[2];  // the same over the first and the last 16 columns
+};
+
+// A block of a chunk. As bytes (Quant = int8_t), `quants` is [kQuads][kRows][4]; as words (int16_t) it is
+// [kQuads][2][kRows][2], columns 0 and 2 of four and then 1 and 3.
+template <class Quant, int kRows>
+struct ChunkBlock {
+  Quant quants[kBlock * kRows];
+  float scales[kRows];
+  float sums[kRows];
+  float half_sums[2][kRows];
+};
+
+inline BlockScale quantise_block(const float* x, int8_t* quants) {
+  using namespace simd;
+  constexpr int kVectors = kBlock / kLanes;
+  // As integers the bits of magnitudes are ordered like the floats, and NaNs stand above infinity.
+  Ints bits = reinterpret_cast<Ints>(absolute(load(x)));
+  for (int i = 1; i < kVectors; ++i) {
+    bits = max(bits, reinterpret_cast<Ints>(absolute(load(x + i * kLanes))));
+  }
+  const float magnitude = float_of_bits(largest(bits));
+  if (!(magnitude <= std::numeric_limits<float>::max())) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::fill_n(quants, kBlock, int8_t{0});
+    return {nan, nan, {nan, nan}};
+  }
+  const float scale = magnitude / 127.0f;
+  const Floats inverse = splat(scale > 1e-37f ? 1.0f / scale : 0.0f);
+  Ints sums[2] = {};
+  for (int i = 0; i < kVectors; ++i) {
+    const Ints rounded = round_to_ints(load(x + i * kLanes) * inverse);
+    store_bytes(quants + i * kLanes, rounded);
+    sums[i / (kVectors / 2)] += rounded;
+  }
+  const int first = sum(sums[0]), second = sum(sums[1]);
+  return {scale,
+          scale * static_cast<float>(first + second),
+          {scale * static_cast<float>(first), scale * static_cast<float>(second)}};
+}
+
+// Blocks of rows, in chunks.
+template <class Quant>
+class Quants {
+ public:
+  Quants() = default;
+  Quants(int max_rows, int blocks_per_row)
+      : blocks_per_row_(blocks_per_row), data_(static_cast<size_t>(max_rows) * blocks_per_row * kRowBytes) {}
+
+  bool empty() const { return data_.empty(); }
+
+  template <int kRows>
+  const ChunkBlock<Quant, kRows>* chunk(int first_row, int block) const {
+    static_assert(sizeof(ChunkBlock<Quant, kRows>) == kRows * kRowBytes);
+    return reinterpret_cast<const ChunkBlock<Quant, kRows>*>(data_.data() + offset(first_row, kRows, block));
+  }
+
+  void put(const RowChunks::Place& place, int block, const int8_t* quants, const BlockScale& scale) {
+    uint8_t* target = data_.data() + offset(place.start, place.size, block);
+    for (int quad = 0; quad < kQuads; ++quad, quants += 4) {
+      put_quad(quants, place, reinterpret_cast<Quant*>(target) + quad * place.size * 4);
+    }
+    float* scales = reinterpret_cast<float*>(target + place.size * kBlock * sizeof(Quant)) + place.index;
+    scales[0] = scale.scale;
+    scales[place.size] = scale.sum;
+    scales[2 * place.size] = scale.half_sums[0];
+    scales[3 * place.size] = scale.half_sums[1];
+  }
+
+ private:
+  static constexpr size_t kRowBytes = kBlock * sizeof(Quant) + sizeof(BlockScale);
+
+  size_t offset(int first_row, int num_rows, int block) const {
+    return (static_cast<size_t>(first_row) * blocks_per_row_ + static_cast<size_t>(num_rows) * block) *
+           kRowBytes;
+  }
+
+  static void put_quad(const int8_t* quad, const RowChunks::Place& place, int8_t* target) {
+    std::memcpy(target + place.index * 4, quad, 4);
+  }
+  static void put_quad(const int8_t* quad, const RowChunks::Place& place, int16_t* target) {
+    const int16_t even[] = {quad[0], quad[2]}, odd[] = {quad[1], quad[3]};
+    std::memcpy(target + place.index * 2, even, sizeof even);
+    std::memcpy(target + (place.size + place.index) * 2, odd, sizeof odd);
+  }
+
+  int blocks_per_row_ = 0;
+  Buffer<uint8_t> data_;
+};
+
+}  // namespace quire
