@@ -1,7 +1,7 @@
 // Paged causal attention with grouped query heads.
 //
 // A context is cut into tiles of 256 positions from its start. A tile's result for a query is a partial
-// softmax (largest score, sum of exponentials, weighted sum of values), and the tiles are merged in order
+// softmax (largest score, sum of powers, weighted sum of values), and the tiles are merged in order
 // (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). Neither depends on which queries are
 // worked on together or on which thread, so decoding, chunked prefill and any batch give equal bits.
 #pragma once
@@ -19,8 +19,12 @@ namespace quire {
 
 constexpr int kTile = 256;  // positions
 constexpr int kTileGroups = kTile / simd::kLanes;
-constexpr int kQueryChunk = 6;
+constexpr int kQueryChunk = 4;
 constexpr int kQueriesWanted = 24;  // queries that share a pass over keys and values
+
+// Vectors beside so many queries: 8 or 9 sums in all keep the multiply-adds busy and fit the registers
+// together with what they are made of.
+constexpr int vectors_beside(int num_queries) { return num_queries <= 2 ? 8 / num_queries : num_queries == 3 ? 3 : 2; }
 
 // Neighbouring rows of one sequence, each with the query heads of one KV head.
 struct QueryTile {
@@ -43,18 +47,22 @@ struct Partial {
 // Where a tile's groups of kLanes positions begin.
 template <class Element>
 struct TileRuns {
-  const Element* keys[kTileGroups] = {};
-  const Element* values[kTileGroups] = {};
+  const Element* keys[kTileGroups];
+  const Element* values[kTileGroups];
   int num_positions;
 
-  TileRuns(const KvCache<Element>& cache, int layer, int kv_head, const QueryTile& queries, int tile) {
+  void locate(const KvCache<Element>& cache, int layer, int kv_head, const QueryTile& queries, int tile) {
     num_positions = std::min(kTile, queries.context() - tile * kTile);
-    for (int g = 0; g * simd::kLanes < num_positions; ++g) {
-      const int position = tile * kTile + g * simd::kLanes;
-      const int64_t block = queries.block_table[position / cache.block_size];
-      const int offset = position % cache.block_size * cache.head_dim;
-      keys[g] = cache.run(block, layer, 0, kv_head) + offset;
-      values[g] = cache.run(block, layer, 1, kv_head) + offset;
+    const int64_t to_values = static_cast<int64_t>(cache.num_kv_heads) * cache.run_size();
+    const int32_t* block = queries.block_table + tile * kTile / cache.block_size;
+    int offset = tile * kTile % cache.block_size;
+    for (int g = 0; g < num_groups(); ++block) {
+      const Element* run = cache.run(*block, layer, 0, kv_head);
+      for (; offset < cache.block_size && g < num_groups(); offset += simd::kLanes, ++g) {
+        keys[g] = run + offset * cache.head_dim;
+        values[g] = keys[g] + to_values;
+      }
+      offset = 0;
     }
   }
   int num_groups() const { return (num_positions + simd::kLanes - 1) / simd::kLanes; }
@@ -98,22 +106,25 @@ template <int kQueries, int kGroups, class Element>
 void score(const float* queries, int head_dim, const Element* const* keys, const Element* const* later,
            float* scores) {
   using namespace simd;
-  constexpr int kStride = 64 / (kLanes * static_cast<int>(sizeof(Element)));  // dimensions in a line
+  constexpr int kPair = 2 * kLanes, kPairBytes = kPair * static_cast<int>(sizeof(Element));
   Floats sums[kQueries][kGroups];
   clear(sums);
-  for (int d = 0; d < head_dim; ++d) {
-    if (later != nullptr && d % kStride == 0) {
-      for (int g = 0; g < kGroups; ++g) prefetch_line(later[g] + d * kLanes);
+  for (int d = 0, pair = 0; d < head_dim; d += 2, pair += kPair) {
+    if (later != nullptr && d / 2 * kPairBytes % 64 < kPairBytes) {
+      for (int g = 0; g < kGroups; ++g) prefetch(later[g] + pair, kPairBytes);
     }
     add_products([&](int q) { return queries[q * head_dim + d]; },
-                 [&](int g) { return load_elements(keys[g] + d * kLanes); }, sums);
+                 [&](int g) { return load_of_pair<0>(keys[g] + pair); }, sums);
+    stay_in_memory();
+    add_products([&](int q) { return queries[q * head_dim + d + 1]; },
+                 [&](int g) { return load_of_pair<1>(keys[g] + pair); }, sums);
   }
   QUIRE_UNROLL for (int q = 0; q < kQueries; ++q) {
     QUIRE_UNROLL for (int g = 0; g < kGroups; ++g) store(scores + q * kTile + g * kLanes, sums[q][g]);
   }
 }
 
-// Turns the first `count` scores into exponentials relative to the largest, the rest of the groups into 0.
+// Turns the first `count` scores into powers of two relative to the largest, the rest of the groups into 0.
 inline void soften(float* scores, int count, int num_groups, float& largest_score, float& total) {
   using namespace simd;
   const float lowest = -std::numeric_limits<float>::infinity();
@@ -121,31 +132,45 @@ inline void soften(float* scores, int count, int num_groups, float& largest_scor
   Floats top = splat(lowest), sums = {};
   for (int g = 0; g < num_groups; ++g) top = max(top, load(scores + g * kLanes));
   largest_score = largest(top);
-  for (int g = 0; g < num_groups; ++g) {
-    const Floats e = exp(load(scores + g * kLanes) - splat(largest_score));
-    store(scores + g * kLanes, e);
-    sums = sums + e;
-  }
+  in_chunks<4>(num_groups, [&](auto size, int first) {
+    constexpr int kGroups = decltype(size)::value;
+    Floats e[kGroups];
+    QUIRE_UNROLL for (int g = 0; g < kGroups; ++g) {
+      e[g] = load(scores + (first + g) * kLanes) - splat(largest_score);
+    }
+    power_of_two(e);
+    QUIRE_UNROLL for (int g = 0; g < kGroups; ++g) {
+      store(scores + (first + g) * kLanes, e[g]);
+      sums = sums + e[g];
+    }
+  });
   total = sum(sums);
 }
 
 // out [kQueries][head_dim], kVectors vectors from dimension d: weights [kQueries][kTile] times values.
-// Asks for the groups of elements at `later` meanwhile, if any.
+// Asks for the share of these dimensions of the groups of elements at `later` meanwhile, if any.
 template <int kQueries, int kVectors, class Element>
 void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, int d,
            const Element* const* later, float* out) {
   using namespace simd;
+  constexpr int kPair = 2 * kLanes, kStep = kVectors * kPair * static_cast<int>(sizeof(Element));
   Floats sums[kQueries][kVectors];
   clear(sums);
   for (int first = 0; first < runs.num_positions; first += kLanes) {
-    const Element* row = runs.values[first / kLanes] + d;
-    const int count = std::min(kLanes, runs.num_positions - first);
-    for (int i = 0; i < count; ++i, row += head_dim) {
-      if (later != nullptr) {
-        prefetch(later[first / kLanes] + i * head_dim, head_dim * static_cast<int>(sizeof(Element)));
+    const Element* row = runs.values[first / kLanes] + 2 * d;
+    const int end = std::min(first + kLanes, runs.num_positions);
+    const Element* ask = later == nullptr ? nullptr : later[first / kLanes] + d * kLanes;
+    for (int i = first; i < end; i += 2, row += 2 * head_dim) {
+      if (ask != nullptr) {
+        prefetch(ask, kStep);
+        ask += kStep / static_cast<int>(sizeof(Element));
       }
-      add_products([&](int q) { return weights[q * kTile + first + i]; },
-                   [&](int v) { return load_elements(row + v * kLanes); }, sums);
+      add_products([&](int q) { return weights[q * kTile + i]; },
+                   [&](int v) { return load_of_pair<0>(row + v * kPair); }, sums);
+      if (i + 1 == end) break;
+      stay_in_memory();
+      add_products([&](int q) { return weights[q * kTile + i + 1]; },
+                   [&](int v) { return load_of_pair<1>(row + v * kPair); }, sums);
     }
   }
   QUIRE_UNROLL for (int q = 0; q < kQueries; ++q) {
@@ -180,7 +205,7 @@ struct Attention {
   KvCache<Element> cache;
   int layer;
   int heads_per_kv;
-  const float* query;  // scaled by 1 / sqrt(head_dim)
+  const float* query;  // scaled by log2(e) / sqrt(head_dim): scores are exponents of two
   size_t query_stride;
   float* output;
   size_t output_stride;
@@ -201,14 +226,13 @@ struct Attention {
   }
 
   // The partial softmax of one tile. A query that sees none of it gets the sum 0. Meanwhile memory is
-  // asked for the tile's values, and then for the keys of `next` (nullptr: not known).
+  // asked for the tile's values, and then for the keys of `next`.
   void attend_tile(const QueryTile& rows, const TileRuns<Element>& runs, int tile, const float* queries,
-                   float* scores, const TileRuns<Element>* next, const Partial& out) const {
+                   float* scores, const TileRuns<Element>& next, const Partial& out) const {
     const int head_dim = cache.head_dim, count = num_queries(rows), num_groups = runs.num_groups();
-    in_chunks<kQueryChunk>(count, [&](auto size, int q) {
+    in_even_chunks<kQueryChunk>(count, [&](auto size, int q) {
       constexpr int kQueries = decltype(size)::value;
-      constexpr int kGroups = kQueries <= 3 ? 4 : 2;  // 12 sums at most, in registers
-      in_chunks<kGroups>(num_groups, [&](auto groups, int g) {
+      in_chunks<vectors_beside(kQueries)>(num_groups, [&](auto groups, int g) {
         score<kQueries, decltype(groups)::value>(queries + q * head_dim, head_dim, runs.keys + g,
                                                  q == 0 ? runs.values + g : nullptr,
                                                  scores + q * kTile + g * simd::kLanes);
@@ -223,12 +247,11 @@ struct Attention {
         out.total[q] = 0.0f;
       }
     }
-    in_chunks<kQueryChunk>(count, [&](auto size, int q) {
+    in_even_chunks<kQueryChunk>(count, [&](auto size, int q) {
       constexpr int kQueries = decltype(size)::value;
-      constexpr int kVectors = kQueries <= 3 ? 4 : 2;
-      in_chunks<kVectors>(head_dim / simd::kLanes, [&](auto vectors, int v) {
+      in_chunks<vectors_beside(kQueries)>(head_dim / simd::kLanes, [&](auto vectors, int v) {
         weigh<kQueries, decltype(vectors)::value>(scores + q * kTile, runs, head_dim, v * simd::kLanes,
-                                                  q == 0 && v == 0 && next ? next->keys : nullptr,
+                                                  q == 0 ? next.keys : nullptr,
                                                   out.values + q * head_dim);
       });
     });
@@ -239,10 +262,12 @@ struct Attention {
     using namespace simd;
     if (tile.total[q] == 0.0f) return;
     const float top = std::max(merged.largest[q], tile.largest[q]);
-    const Floats factors = exp(Floats{merged.largest[q] - top, tile.largest[q] - top});
-    const Floats keep = splat(factors[0]), add = splat(factors[1]);
+    Floats factors[1] = {Floats{merged.largest[q] - top, tile.largest[q] - top}};
+    power_of_two(factors);
+    const float keep_factor = factors[0][0], add_factor = factors[0][1];
+    const Floats keep = splat(keep_factor), add = splat(add_factor);
     merged.largest[q] = top;
-    merged.total[q] = merged.total[q] * factors[0] + tile.total[q] * factors[1];
+    merged.total[q] = merged.total[q] * keep_factor + tile.total[q] * add_factor;
     float* target = merged.values + q * cache.head_dim;
     const float* source = tile.values + q * cache.head_dim;
     for (int d = 0; d < cache.head_dim; d += kLanes) {
@@ -263,28 +288,30 @@ struct Attention {
     }
   }
 
-  TileRuns<Element> runs(const QueryTile& rows, int kv_head, int tile) const {
-    return TileRuns<Element>(cache, layer, kv_head, rows, tile);
+  void locate(const QueryTile& rows, int kv_head, int tile, TileRuns<Element>& runs) const {
+    runs.locate(cache, layer, kv_head, rows, tile);
   }
 
-  // All tiles of one query tile and of neighbouring KV heads, one after another. The first holds position
-  // 0, which every query sees, so it starts what is merged.
-  void attend(const QueryTile& rows, int first_head, int end_head, AttentionScratch& scratch) const {
+  // All tiles of one query tile and KV head, one after another. The first holds position 0, which every
+  // query sees, so it starts what is merged. `next_rows` and `next_head` are worked on afterwards.
+  void attend(const QueryTile& rows, int kv_head, const QueryTile& next_rows, int next_head,
+              AttentionScratch& scratch) const {
     const int num_tiles = rows.num_tiles();
-    TileRuns<Element> now = runs(rows, first_head, 0);
-    for (int head = first_head; head < end_head; ++head) {
-      gather_queries(rows, head, scratch.queries.data());
-      for (int tile = 0; tile < num_tiles; ++tile) {
-        const bool is_last = tile + 1 == num_tiles;
-        const int next_head = is_last ? std::min(head + 1, end_head - 1) : head;
-        const TileRuns<Element> next = runs(rows, next_head, is_last ? 0 : tile + 1);
-        const Partial& out = tile == 0 ? scratch.merged : scratch.tile;
-        attend_tile(rows, now, tile, scratch.queries.data(), scratch.scores.data(), &next, out);
-        for (int q = 0; tile > 0 && q < num_queries(rows); ++q) merge(scratch.merged, out, q);
-        now = next;
+    TileRuns<Element> runs[2];
+    locate(rows, kv_head, 0, runs[0]);
+    gather_queries(rows, kv_head, scratch.queries.data());
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      TileRuns<Element>& next = runs[(tile + 1) % 2];
+      if (tile + 1 < num_tiles) {
+        locate(rows, kv_head, tile + 1, next);
+      } else {
+        locate(next_rows, next_head, 0, next);
       }
-      write_output(rows, head, scratch.merged);
+      const Partial& out = tile == 0 ? scratch.merged : scratch.tile;
+      attend_tile(rows, runs[tile % 2], tile, scratch.queries.data(), scratch.scores.data(), next, out);
+      for (int q = 0; tile > 0 && q < num_queries(rows); ++q) merge(scratch.merged, out, q);
     }
+    write_output(rows, kv_head, scratch.merged);
   }
 };
 

@@ -37,28 +37,29 @@ class AttentionPlan {
     if (static_cast<int>(tiles_.size()) * num_kv_heads_ < kItemsPerThread * num_threads_) split();
   }
 
+  // Threads go along the items in order, so that each can ask memory for the next one's keys.
   template <class Element>
   void run(ThreadPool& pool, const Attention<Element>& attention) {
     const int num_items = static_cast<int>(tiles_.size()) * num_kv_heads_;
     if (splits_.empty()) {
-      const int heads = heads_together();
-      const int runs = (num_kv_heads_ + heads - 1) / heads;
-      pool.run(static_cast<int>(tiles_.size()) * runs, [&](int item, int thread) {
-        const int first = item % runs * heads;
-        attention.attend(tiles_[item / runs], first, std::min(num_kv_heads_, first + heads),
-                         scratch_[thread]);
+      pool.run_in_order(num_items, [&](int item, int thread) {
+        const int next = std::min(item + 1, num_items - 1);
+        attention.attend(tiles_[item / num_kv_heads_], item % num_kv_heads_,
+                         tiles_[next / num_kv_heads_], next % num_kv_heads_, scratch_[thread]);
       });
       return;
     }
-    const int num_splits = static_cast<int>(splits_.size());
-    pool.run(num_splits * num_kv_heads_, [&](int item, int thread) {
+    const int num_splits = static_cast<int>(splits_.size()), num_parts = num_splits * num_kv_heads_;
+    pool.run_in_order(num_parts, [&](int item, int thread) {
+      TileRuns<Element> runs, next;
+      locate(attention, item, runs);
+      locate(attention, std::min(item + 1, num_parts - 1), next);
       const Split& split = splits_[item % num_splits];
+      const QueryTile& rows = tiles_[split.query_tile];
       AttentionScratch& scratch = scratch_[thread];
-      const int kv_head = item / num_splits;
-      attention.gather_queries(tiles_[split.query_tile], kv_head, scratch.queries.data());
-      attention.attend_tile(tiles_[split.query_tile],
-                            attention.runs(tiles_[split.query_tile], kv_head, split.tile), split.tile,
-                            scratch.queries.data(), scratch.scores.data(), nullptr, partial(item));
+      attention.gather_queries(rows, item / num_splits, scratch.queries.data());
+      attention.attend_tile(rows, runs, split.tile, scratch.queries.data(), scratch.scores.data(), next,
+                            partial(item));
     });
     pool.run(num_items, [&](int item, int) { merge_splits(attention, item); });
   }
@@ -72,10 +73,11 @@ class AttentionPlan {
     int tile;
   };
 
-  // KV heads that a thread takes one after another, so that it can ask memory for the next one's keys:
-  // all, if there is something to do for every thread nevertheless.
-  int heads_together() const {
-    return static_cast<int>(tiles_.size()) < kItemsPerThread * num_threads_ ? 1 : num_kv_heads_;
+  template <class Element>
+  void locate(const Attention<Element>& attention, int item, TileRuns<Element>& runs) const {
+    const int num_splits = static_cast<int>(splits_.size());
+    const Split& split = splits_[item % num_splits];
+    attention.locate(tiles_[split.query_tile], item / num_splits, split.tile, runs);
   }
 
   // Too few items for the threads, and a context of several tiles: each of them becomes an item.

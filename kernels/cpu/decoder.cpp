@@ -167,7 +167,8 @@ template <class Element>
 void Decoder::rotate_and_store(const Step& step, const KvCache<Element>& cache, int layer) {
   const Layer& weights = layers_[layer];
   const int head_dim = config_.head_dim;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  constexpr double kLog2E = 1.4426950408889634;
+  const float scale = static_cast<float>(kLog2E / std::sqrt(static_cast<double>(head_dim)));
   for_rows(step.num_tokens, [&](int row) {
     float* query = at(query_, row, query_width_);
     float* key = at(key_, row, kv_width_);

@@ -103,4 +103,28 @@ inline Floats exp(Floats x) {
   return reinterpret_cast<Floats>(reinterpret_cast<Ints>(value) & ~is_zero);
 }
 
+// 2^x for x <= 0, in place: within 2 units in the last place for -126 <= x, 0 from -126.5 on (also for
+// -infinity), NaN for NaN. The polynomial has the least relative error for |f| <= 1/2. Several vectors go step by step together, as one alone waits for its own steps.
+template <int kCount>
+inline void power_of_two(Floats (&x)[kCount]) {
+  const Floats rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  Floats p[kCount];
+  Ints powers[kCount];
+  const auto each = [](const auto& step) { QUIRE_UNROLL for (int i = 0; i < kCount; ++i) step(i); };
+  each([&](int i) {
+    x[i] = max(splat(-127.0f), x[i]);  // in this order it keeps a NaN
+    p[i] = x[i] + rounder;
+    powers[i] = (reinterpret_cast<Ints>(p[i]) + 127) << 23;  // 2^-127 has the bits of 0
+    x[i] = x[i] - (p[i] - rounder);
+    p[i] = fused_multiply_add(splat(1.5353359092e-04f), x[i], splat(1.3398875421e-03f));
+  });
+  each([&](int i) { p[i] = fused_multiply_add(p[i], x[i], splat(9.6184373770e-03f)); });
+  each([&](int i) { p[i] = fused_multiply_add(p[i], x[i], splat(5.5503324679e-02f)); });
+  each([&](int i) { p[i] = fused_multiply_add(p[i], x[i], splat(2.4022647913e-01f)); });
+  each([&](int i) { p[i] = fused_multiply_add(p[i], x[i], splat(6.9314720286e-01f)); });
+  each([&](int i) {
+    x[i] = fused_multiply_add(p[i], x[i], splat(1.0f)) * reinterpret_cast<Floats>(powers[i]);
+  });
+}
+
 }  // namespace quire::simd

@@ -28,6 +28,23 @@ static void check_exp() {
   expect(std::isnan(exp(splat(NAN))[0]), "exp", NAN);
 }
 
+static float power_of(float x) {
+  Floats several[3] = {splat(0.0f), splat(x), splat(-INFINITY)};
+  power_of_two(several);
+  expect(several[0][0] == 1.0f && several[2][0] == 0.0f, "power_of_two's neighbour", x);
+  return several[1][kLanes - 1];
+}
+
+static void check_power_of_two() {
+  for (float x = -126.0f; x <= 0.0f; x += 0.0009f) {
+    expect(units(power_of(x), std::exp2(static_cast<double>(x))) <= 2.0, "power_of_two", x);
+  }
+  expect(power_of(0.0f) == 1.0f, "power_of_two", 0);
+  expect(power_of(-126.6f) == 0.0f, "power_of_two", -126.6);
+  expect(power_of(-1000.0f) == 0.0f, "power_of_two", -1000);
+  expect(std::isnan(power_of(NAN)), "power_of_two", NAN);
+}
+
 static double half_value(uint16_t bits) {
   const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
   const double size = exponent == 0 ? std::ldexp(fraction, -24)
@@ -90,6 +107,7 @@ static void check_rounding() {
 
 int main() {
   check_exp();
+  check_power_of_two();
   check_halves();
   check_dots();
   check_rounding();
