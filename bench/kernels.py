@@ -4,7 +4,8 @@
 
 For steps of several kinds, prints tokens a second and, per phase, milliseconds, operations and
 weight bytes a second, and the share of the roofline: the larger of bytes / read bandwidth and
-operations / peak, both measured first. Every figure is the best of several steps.
+operations / peak, both measured first; of attention in steps that decode, the bytes of keys and
+values a second. Every figure is the best of several steps.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from pathlib import Path
 
 import torch
 
+from kernels import reference
 from kernels.cpu import NativeDecoder, load_decoder
 from kernels.cpu.library import PHASES
 from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
 from kernels.interface import AttentionBatch
 from shared.model_files import read_model_spec
 from shared.model_spec import ModelSpec
+from worker_svc.kv_cache import KvCache, block_bytes
 from worker_svc.weights.gguf import load_gguf
 
 BLOCK_SIZE = 16
@@ -62,6 +65,11 @@ class Workload:
         return self.num_seqs * self.num_new
 
     @property
+    def num_read(self) -> int:
+        """Positions whose keys and values a step that decodes reads once."""
+        return self.num_seqs * self.context if self.num_new == 1 else 0
+
+    @property
     def name(self) -> str:
         kind = "decode" if self.num_new == 1 else f"prefill {self.num_new}"
         return f"{kind}, {self.num_seqs} sequence(s), context {self.context}"
@@ -88,6 +96,7 @@ WORKLOADS = (
     Workload(1, 1, 1000),
     Workload(8, 1, 64),
     Workload(32, 1, 256),
+    Workload(8, 1, 4000),
     Workload(1, 128, 128),
     Workload(1, 512, 512),
 )
@@ -119,8 +128,15 @@ def run(
     """Seconds of the best step, and of its phases."""
     batch = work.batch()
     num_blocks = batch.block_tables.numel()
-    shape = (spec.num_layers, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-    kv_cache = torch.full((num_blocks, *shape), 0.01, dtype=kv_dtype)
+    kv_cache = KvCache(
+        spec,
+        block_size=BLOCK_SIZE,
+        num_device_blocks=num_blocks,
+        num_host_blocks=0,
+        dtype=kv_dtype,
+        device=torch.device("cpu"),
+        kernels=reference,
+    ).device_blocks.fill_(0.01)
     token_ids = torch.arange(work.num_tokens) % spec.vocab_size
     logit_rows = batch.query_start[1:].long() - 1
     best, phases = float("inf"), dict.fromkeys(PHASES, 0.0)
@@ -141,9 +157,17 @@ def report(
     work: Workload,
     seconds: dict[str, float],
     auto: bool,
+    position_bytes: float,
 ) -> None:
     for phase, taken_s in seconds.items():
         matrices = matrices_of(weights, phase)
+        if phase == "attention" and work.num_read:
+            rate = work.num_read * position_bytes / taken_s
+            print(
+                f"    {phase:17} {taken_s * 1e3:8.2f} ms {rate / 1e9:23.1f} GB/s"
+                f" {rate / roofline.bytes_read:5.0%} of the reads"
+            )
+            continue
         if not matrices:
             print(f"    {phase:17} {taken_s * 1e3:8.2f} ms")
             continue
@@ -190,7 +214,8 @@ def main() -> None:
     for work in WORKLOADS:
         taken_s, phases = run(decoder, spec, kv_dtype, work)
         print(f"{work.name}: {taken_s * 1e3:.2f} ms, {work.num_tokens / taken_s:.0f} tokens/s")
-        report(weights, roofline, work, phases, arguments.compute == "auto")
+        position_bytes = block_bytes(spec, BLOCK_SIZE, kv_dtype) / BLOCK_SIZE
+        report(weights, roofline, work, phases, arguments.compute == "auto", position_bytes)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,14 @@ namespace quire {
 
 constexpr int kTile = 256;  // positions
 constexpr int kTileGroups = kTile / simd::kLanes;
-constexpr int kQueryChunk = 4;
+constexpr int kQueryChunk = 5;
 constexpr int kQueriesWanted = 24;  // queries that share a pass over keys and values
 
-// Vectors beside so many queries: 8 or 9 sums in all keep the multiply-adds busy and fit the registers
-// together with what they are made of.
-constexpr int vectors_beside(int num_queries) { return num_queries <= 2 ? 8 / num_queries : num_queries == 3 ? 3 : 2; }
+// Vectors beside so many queries: 8 to 10 sums keep the multiply-adds busy, and fit the registers together
+// with what they are made of.
+constexpr int vectors_beside(int num_queries) {
+  return num_queries <= 2 ? 8 / num_queries : num_queries == 3 ? 3 : 2;
+}
 
 // Neighbouring rows of one sequence, each with the query heads of one KV head.
 struct QueryTile {

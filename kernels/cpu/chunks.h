@@ -22,4 +22,15 @@ void in_chunks(int count, const Body& body) {
   with_size<kMax - 1>(count - start, [&](auto size) { body(size, start); });
 }
 
+// The same with sizes that differ by one at most.
+template <int kMax, class Body>
+void in_even_chunks(int count, const Body& body) {
+  const int num_chunks = (count + kMax - 1) / kMax;
+  for (int i = 0, start = 0; i < num_chunks; ++i) {
+    const int end = (i + 1) * count / num_chunks;
+    with_size<kMax>(end - start, [&](auto size) { body(size, start); });
+    start = end;
+  }
+}
+
 }  // namespace quire

@@ -55,15 +55,19 @@ struct KvCache {
   }
 
   void write(int64_t slot, int layer, int kv_head, const float* key, const float* value) const {
-    constexpr int kPair = 2 * simd::kLanes;
     const int64_t block = slot / block_size;
     const int offset = static_cast<int>(slot % block_size);
     const int place = offset % simd::kLanes, group = (offset - place) * head_dim;
     Element* keys = run(block, layer, 0, kv_head) + group;
     Element* values = run(block, layer, 1, kv_head) + group + place / 2 * 2 * head_dim;
-    for (int d = 0; d < head_dim; ++d) {
-      put_in_pair(keys + d / 2 * kPair, d % 2, place, key[d]);
-      put_in_pair(values + d / simd::kLanes * kPair, place % 2, d % simd::kLanes, value[d]);
+    for (int d = 0; d < head_dim; d += 2) {
+      put_in_pair(keys + d * simd::kLanes, 0, place, key[d]);
+      put_in_pair(keys + d * simd::kLanes, 1, place, key[d + 1]);
+    }
+    for (int d = 0; d < head_dim; d += simd::kLanes) {
+      QUIRE_UNROLL for (int i = 0; i < simd::kLanes; ++i) {
+        put_in_pair(values + 2 * d, place % 2, i, value[d + i]);
+      }
     }
   }
 };
