@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
-from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
+from protos.quire.inference.v1 import inference_pb2
 from quire_client.answer import Answer
+from quire_client.calls import Calls, attach_request
 from quire_client.config import ClientConfig
 from quire_client.errors import Cancelled, call_error
 from quire_client.requests import Prompt, as_request, chat_prompt
@@ -80,9 +81,7 @@ class AsyncClient:
         """`server` is its address, or all there is to say of how to reach it."""
         self.config = ClientConfig(server) if isinstance(server, str) else server
         self.channel = self.config.aio_channel()
-        self._generation = inference_pb2_grpc.GenerationServiceStub(self.channel)
-        self._tokenizer = inference_pb2_grpc.TokenizerServiceStub(self.channel)
-        self._models = inference_pb2_grpc.ModelServiceStub(self.channel)
+        self._calls = Calls(self.config, self.channel)
 
     async def close(self) -> None:
         """Ends what is open."""
@@ -108,8 +107,7 @@ class AsyncClient:
     ) -> AsyncGeneration:
         """Starts a request: a prompt with parameters as generate_request takes them, or a whole
         message. After `timeout_s` seconds it ends with DeadlineExceeded."""
-        request = as_request(prompt, parameters)
-        call = self._generation.Generate(request, metadata=self.config.metadata, timeout=timeout_s)
+        call = self._calls.start(as_request(prompt, parameters), timeout_s)
         return AsyncGeneration(call)
 
     def attach(
@@ -123,12 +121,8 @@ class AsyncClient:
         """Takes up the stream of a request with DISCONNECT_POLICY_DETACH: after what `answer` has,
         which goes on to grow, or from its start. `disconnect` says what is to become of the request
         when this call ends before it does."""
-        request = inference_pb2.AttachRequest(
-            request_id=request_id,
-            after_event=0 if answer is None else answer.last_event,
-            disconnect=disconnect,
-        )
-        call = self._generation.Attach(request, metadata=self.config.metadata, timeout=timeout_s)
+        request = attach_request(request_id, answer, disconnect)
+        call = self._calls.start(request, timeout_s)
         return AsyncGeneration(call, answer)
 
     async def tokenize(
@@ -143,7 +137,7 @@ class AsyncClient:
         request = inference_pb2.TokenizeRequest(
             model=model, text=text, add_special_tokens=add_special_tokens
         )
-        return list((await self._call(self._tokenizer.Tokenize, request, timeout_s)).token_ids)
+        return list((await self._call(request, timeout_s)).token_ids)
 
     async def detokenize(
         self,
@@ -157,7 +151,7 @@ class AsyncClient:
         request = inference_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        return str((await self._call(self._tokenizer.Detokenize, request, timeout_s)).text)
+        return str((await self._call(request, timeout_s)).text)
 
     async def render_chat(
         self,
@@ -168,28 +162,22 @@ class AsyncClient:
     ) -> inference_pb2.RenderChatResponse:
         """A conversation as the model's template writes it: its text and its token ids."""
         request = inference_pb2.RenderChatRequest(model=model, chat=chat_prompt(messages))
-        rendered: inference_pb2.RenderChatResponse = await self._call(
-            self._tokenizer.RenderChat, request, timeout_s
-        )
+        rendered: inference_pb2.RenderChatResponse = await self._call(request, timeout_s)
         return rendered
 
     async def models(self, *, timeout_s: float | None = None) -> list[inference_pb2.Model]:
         """All that are served."""
         request = inference_pb2.ListModelsRequest()
-        return list((await self._call(self._models.ListModels, request, timeout_s)).models)
+        return list((await self._call(request, timeout_s)).models)
 
     async def model(self, name: str = "", *, timeout_s: float | None = None) -> inference_pb2.Model:
         """One model; "" is the only one. NotFound when it is not served."""
         request = inference_pb2.GetModelRequest(name=name)
-        response: inference_pb2.GetModelResponse = await self._call(
-            self._models.GetModel, request, timeout_s
-        )
+        response: inference_pb2.GetModelResponse = await self._call(request, timeout_s)
         return response.model
 
-    async def _call(
-        self, method: Callable[..., Any], request: Message, timeout_s: float | None
-    ) -> Any:
+    async def _call(self, request: Message, timeout_s: float | None) -> Any:
         try:
-            return await method(request, metadata=self.config.metadata, timeout=timeout_s)
+            return await self._calls.start(request, timeout_s)
         except grpc.RpcError as error:
             raise call_error(error) from None

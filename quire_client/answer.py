@@ -29,6 +29,17 @@ class SequenceAnswer:
         return name.removeprefix(_REASON_PREFIX)
 
     @property
+    def stopped_by(self) -> int | str | None:
+        """The token id or the stop string that ended it; None when the reason tells all."""
+        kind = None if self.finished is None else self.finished.WhichOneof("stopped_by")
+        return None if kind is None else getattr(self.finished, kind)
+
+    @property
+    def usage(self) -> inference_pb2.Usage | None:
+        """Token counts; None while it goes on."""
+        return None if self.finished is None else self.finished.usage
+
+    @property
     def beam_score(self) -> float | None:
         """Of a beam search alone."""
         if self.finished is None or not self.finished.HasField("beam_score"):
@@ -43,8 +54,10 @@ class Answer:
     started: inference_pb2.Started | None = None
     """None before the request was scheduled."""
     sequences: dict[int, SequenceAnswer] = field(default_factory=dict)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    """The prompt's tokens but the first, if their log-probabilities were asked for."""
     prompt_logprobs: inference_pb2.Logprobs = field(default_factory=inference_pb2.Logprobs)
-    """Of the prompt's tokens but the first, if asked for."""
+    """Of `prompt_token_ids`."""
     num_recoveries: int = 0
     """How often a sequence lost its worker and went on elsewhere."""
     last_event: int = 0
@@ -60,14 +73,13 @@ class Answer:
             return
         sequence = self.sequences.setdefault(event.sequence_index, SequenceAnswer())
         if kind == "delta":
-            if event.delta.offset != len(sequence.token_ids):
-                raise ValueError(
-                    f"tokens from {event.delta.offset} on came after {len(sequence.token_ids)}"
-                )
+            _check_next(event.delta.offset, len(sequence.token_ids))
             sequence.token_ids.extend(event.delta.token_ids)
             sequence.text += event.delta.text
             sequence.logprobs.MergeFrom(event.delta.logprobs)
         elif kind == "prompt_logprobs":
+            _check_next(event.prompt_logprobs.offset, 1 + len(self.prompt_token_ids))
+            self.prompt_token_ids.extend(event.prompt_logprobs.token_ids)
             self.prompt_logprobs.MergeFrom(event.prompt_logprobs.logprobs)
         elif kind == "finished":
             sequence.finished = event.finished
@@ -88,3 +100,13 @@ class Answer:
     def token_ids(self) -> list[int]:
         """The first sequence's token ids."""
         return self.first.token_ids
+
+    @property
+    def logprobs(self) -> inference_pb2.Logprobs:
+        """Of the first sequence's token ids, if asked for."""
+        return self.first.logprobs
+
+
+def _check_next(offset: int, expected: int) -> None:
+    if offset != expected:
+        raise ValueError(f"tokens from {offset} on came after {expected}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
-from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
+from protos.quire.inference.v1 import inference_pb2
 from quire_client.answer import Answer
+from quire_client.calls import Calls, attach_request
 from quire_client.config import ClientConfig
 from quire_client.errors import call_error
 from quire_client.requests import Prompt, as_request, chat_prompt
@@ -73,9 +74,7 @@ class Client:
         """`server` is its address, or all there is to say of how to reach it."""
         self.config = ClientConfig(server) if isinstance(server, str) else server
         self.channel = self.config.channel()
-        self._generation = inference_pb2_grpc.GenerationServiceStub(self.channel)
-        self._tokenizer = inference_pb2_grpc.TokenizerServiceStub(self.channel)
-        self._models = inference_pb2_grpc.ModelServiceStub(self.channel)
+        self._calls = Calls(self.config, self.channel)
 
     def close(self) -> None:
         """Ends what is open."""
@@ -101,8 +100,7 @@ class Client:
     ) -> Generation:
         """Starts a request: a prompt with parameters as generate_request takes them, or a whole
         message. After `timeout_s` seconds it ends with DeadlineExceeded."""
-        request = as_request(prompt, parameters)
-        call = self._generation.Generate(request, metadata=self.config.metadata, timeout=timeout_s)
+        call = self._calls.start(as_request(prompt, parameters), timeout_s)
         return Generation(call)
 
     def attach(
@@ -116,12 +114,8 @@ class Client:
         """Takes up the stream of a request with DISCONNECT_POLICY_DETACH: after what `answer` has,
         which goes on to grow, or from its start. `disconnect` says what is to become of the request
         when this call ends before it does."""
-        request = inference_pb2.AttachRequest(
-            request_id=request_id,
-            after_event=0 if answer is None else answer.last_event,
-            disconnect=disconnect,
-        )
-        call = self._generation.Attach(request, metadata=self.config.metadata, timeout=timeout_s)
+        request = attach_request(request_id, answer, disconnect)
+        call = self._calls.start(request, timeout_s)
         return Generation(call, answer)
 
     def tokenize(
@@ -136,7 +130,7 @@ class Client:
         request = inference_pb2.TokenizeRequest(
             model=model, text=text, add_special_tokens=add_special_tokens
         )
-        return list(self._call(self._tokenizer.Tokenize, request, timeout_s).token_ids)
+        return list(self._call(request, timeout_s).token_ids)
 
     def detokenize(
         self,
@@ -150,7 +144,7 @@ class Client:
         request = inference_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        return str(self._call(self._tokenizer.Detokenize, request, timeout_s).text)
+        return str(self._call(request, timeout_s).text)
 
     def render_chat(
         self,
@@ -161,26 +155,22 @@ class Client:
     ) -> inference_pb2.RenderChatResponse:
         """A conversation as the model's template writes it: its text and its token ids."""
         request = inference_pb2.RenderChatRequest(model=model, chat=chat_prompt(messages))
-        rendered: inference_pb2.RenderChatResponse = self._call(
-            self._tokenizer.RenderChat, request, timeout_s
-        )
+        rendered: inference_pb2.RenderChatResponse = self._call(request, timeout_s)
         return rendered
 
     def models(self, *, timeout_s: float | None = None) -> list[inference_pb2.Model]:
         """All that are served."""
         request = inference_pb2.ListModelsRequest()
-        return list(self._call(self._models.ListModels, request, timeout_s).models)
+        return list(self._call(request, timeout_s).models)
 
     def model(self, name: str = "", *, timeout_s: float | None = None) -> inference_pb2.Model:
         """One model; "" is the only one. NotFound when it is not served."""
         request = inference_pb2.GetModelRequest(name=name)
-        response: inference_pb2.GetModelResponse = self._call(
-            self._models.GetModel, request, timeout_s
-        )
+        response: inference_pb2.GetModelResponse = self._call(request, timeout_s)
         return response.model
 
-    def _call(self, method: Callable[..., Any], request: Message, timeout_s: float | None) -> Any:
+    def _call(self, request: Message, timeout_s: float | None) -> Any:
         try:
-            return method(request, metadata=self.config.metadata, timeout=timeout_s)
+            return self._calls.start(request, timeout_s)
         except grpc.RpcError as error:
             raise call_error(error) from None

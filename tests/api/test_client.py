@@ -20,6 +20,7 @@ from quire_client import (
     InvalidArgument,
     NotFound,
     ResourceExhausted,
+    SequenceAnswer,
     Unauthenticated,
     Unavailable,
     call_error,
@@ -183,10 +184,59 @@ def test_requests_take_fields_of_the_contract_alone() -> None:
         Client().generate(request, max_tokens=1)
 
 
-def test_lost_and_doubled_tokens_are_seen() -> None:
-    delta = inference_pb2.GenerateResponse(delta=inference_pb2.Delta(offset=1, token_ids=[1]))
-    with pytest.raises(ValueError, match="tokens from 1 on came after 0"):
-        Answer().add(delta)
+async def test_an_answer_tells_log_probabilities_usage_and_what_stopped_it(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    """Both clients put it together alike, and each event has its part."""
+    parameters = {"max_tokens": 8, "n": 2, "num_logprobs": 2, "num_prompt_logprobs": 0}
+
+    def block(address: str) -> Answer:
+        with Client(address) as client:
+            return client.generate("hello", **parameters).result()
+
+    async with serving(spec, text_model) as served, joined(served.worker()):
+        await served.wait_status(1)
+        async with AsyncClient(served.server.address) as client:
+            generation = client.generate("hello", **parameters)
+            events = [event async for event in generation]
+            stopped = await client.generate("hello", stop_strings=[HELLO[2:4]]).result()
+            ended = await client.generate("hello", stop_token_ids=[ord(HELLO[3])]).result()
+        answers = (generation.answer, await asyncio.to_thread(block, served.server.address))
+    for answer in answers:
+        assert answer.prompt_token_ids == list(b"ello")
+        assert len(answer.prompt_logprobs.log_probs) == 4
+        assert len(answer.logprobs.log_probs) == 8 and len(answer.logprobs.top_token_ids) == 16
+        for sequence in answer.sequences.values():
+            assert sequence.logprobs == answer.logprobs
+            assert sequence.usage is not None and sequence.usage.num_output_tokens == 8
+            assert sequence.finish_reason == "MAX_TOKENS" and sequence.stopped_by is None
+    told = [
+        value
+        for event in events
+        if not event.sequence_index
+        for value in event.delta.logprobs.log_probs
+    ]
+    assert [told] * 2 == [list(answer.logprobs.log_probs) for answer in answers]
+    assert stopped.first.finish_reason == "STOP_STRING" and stopped.first.stopped_by == HELLO[2:4]
+    assert ended.first.finish_reason == "STOP_TOKEN"
+    assert ended.first.stopped_by == ord(HELLO[3]) and ended.text == HELLO[:3]
+
+
+def test_a_sequence_that_goes_on_has_no_end_yet() -> None:
+    sequence = SequenceAnswer()
+    assert sequence.usage is None and sequence.stopped_by is None
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"delta": inference_pb2.Delta(offset=1, token_ids=[1])}, "from 1 on came after 0"),
+        ({"prompt_logprobs": inference_pb2.PromptLogprobs(offset=3)}, "from 3 on came after 1"),
+    ],
+)
+def test_lost_and_doubled_tokens_are_seen(event: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Answer().add(inference_pb2.GenerateResponse(**event))
 
 
 @pytest.mark.parametrize("metadata", [None, (("grpc-status-details-bin", b"\xff\xff"),)])

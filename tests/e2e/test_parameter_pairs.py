@@ -70,19 +70,18 @@ class Told:
 def told_by(answer: Answer) -> Told:
     choices = []
     for _, sequence in sorted(answer.sequences.items()):
-        finished = sequence.finished
-        assert finished is not None
-        stopped_by = finished.WhichOneof("stopped_by")
+        usage = sequence.usage
+        assert usage is not None
         choices.append(
             Choice(
                 sequence.token_ids,
                 sequence.text,
                 sequence.logprobs,
                 sequence.finish_reason,
-                None if stopped_by is None else getattr(finished, stopped_by),
+                sequence.stopped_by,
                 sequence.beam_score,
-                finished.usage.num_prompt_tokens,
-                finished.usage.num_output_tokens,
+                usage.num_prompt_tokens,
+                usage.num_output_tokens,
             )
         )
     return Told(choices, answer.prompt_logprobs)
@@ -188,7 +187,9 @@ def test_together_from_a_cold_and_from_a_warm_cache(ample: Cluster, asked: Asked
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_preempted(model: Path, asked: Asked, mode: str) -> None:
-    """In rounds, in which those come last that were never preempted, until each pair was."""
+    """FIELD-FAILURES, part 4: a seeded request changes after preemption.
+
+    In rounds, in which those come last that were never preempted, until each pair was."""
     flags = (*SCHEDULER, "--preemption", mode)
     preempted: set[int] = set()
     with started(Cluster(model, flags, (*WORKER, *SMALL_POOL))) as cluster:
@@ -223,7 +224,9 @@ def interrupted(cluster: Cluster, asked: Asked, moved: set[int]) -> list[Answer]
 
 
 def test_moved_to_another_worker_in_mid_stream(model: Path, asked: Asked) -> None:
-    """In rounds, until each request has lost a worker in one of them; the first ends some requests
+    """FIELD-FAILURES, part 4: a seeded request changes on another replica.
+
+    In rounds, until each request has lost a worker in one of them; the first ends some requests
     while constraints of others are compiled."""
     flags = (*SCHEDULER, "--no-replica-grace-s", "60")
     moved: set[int] = set()
