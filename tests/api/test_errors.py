@@ -78,7 +78,8 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_each_broken_limit_is_named(spec: ModelSpec, text_model: TextModel) -> None:
-    """FIELD-FAILURES part 4: NaN, -1, ids beyond the vocabulary, empty and huge prompts."""
+    """FIELD-FAILURES part 4: NaN, -1, top_p 0, ids beyond the vocabulary in prompt and
+    stop_token_ids, empty and huge prompts, huge n."""
     async with serving(spec, text_model) as served, joined(served.worker()):
         await served.wait_status(1)
         for field, fields in BAD_REQUESTS:

@@ -195,12 +195,14 @@ def test_a_tiny_temperature_is_greedy_and_ties_go_to_the_lower_id() -> None:
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.0])
 def test_the_smallest_nucleus_is_the_best_token(top_p: float) -> None:
+    """FIELD-FAILURES 4: top_p 0, which the contract refuses, would be argmax."""
     logits = torch.tensor([[0.0, 2.0, 1.9]])
     params = [SamplingParams(temperature=1.0, top_p=top_p, seed=seed) for seed in range(20)]
     assert set(sample(logits.repeat(20, 1), rows_of(params, [0] * 20)).token_ids) == {1}
 
 
 def test_min_p_one_leaves_the_best_tokens_alone() -> None:
+    """FIELD-FAILURES 4: min_p 1 is argmax, as documented."""
     logits = torch.tensor([[0.0, 2.0, 2.0]])
     params = [SamplingParams(temperature=1.0, min_p=1.0, seed=seed) for seed in range(50)]
     assert set(sample(logits.repeat(50, 1), rows_of(params, [0] * 50)).token_ids) == {1, 2}
