@@ -35,7 +35,7 @@ struct Product {
   size_t stride;
 };
 
-constexpr int kChunksPerPass = 10;  // chunks that share one pass over a panel: their quants stay in L2
+constexpr int kChunksPerPass = 24;  // chunks that share one pass over a panel: their quants stay in L2
 constexpr int kRowsPerPass = kChunksPerPass * kRowChunk;
 
 // block [rows of the chunks][kPanel] = chunks [first, end) of the input times one panel
