@@ -6,7 +6,7 @@ on any device) and `kernels.cpu` (one native call for the whole step).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,10 @@ class LayerWeights:
     down_bias: torch.Tensor | None = None
 
 
+def _keep_pages() -> None:
+    """For weights that are no view of a file."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
     """A whole model of the Llama family."""
@@ -62,6 +66,9 @@ class DecoderWeights:
     final_norm: torch.Tensor  # [hidden_size] float32
     output: StoredMatrix | None  # [vocab_size, hidden_size]; None: tied to the embedding
     inverse_frequencies: torch.Tensor  # [head_dim / 2] float32, rotary scaling applied
+    release_pages: Callable[[], None] = _keep_pages
+    """For a decoder that has its own copy of most: gives back the memory in which the file stands.
+    What is read of the tensors later comes from the file again."""
 
 
 class Decoder(Protocol):

@@ -112,6 +112,8 @@ class GgufFile:
     """The whole file, read-only."""
     data_offset: int
     """Where the tensors' contents start; the header is everything before."""
+    mapped: mmap.mmap
+    """What `data` is a view of."""
 
     @classmethod
     def open(cls, path: Path | str) -> GgufFile:
@@ -133,6 +135,10 @@ class GgufFile:
         if tensor is None:
             raise ModelLoadError(f"{self.path} has no tensor {name!r}")
         return self.data[tensor.offset : tensor.offset + tensor.num_bytes]
+
+    def release_pages(self) -> None:
+        """Give back the memory in which the file stands; what is read of it later comes again."""
+        self.mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class _HeaderParser:
@@ -163,7 +169,7 @@ class _HeaderParser:
                 raise self._broken(f"tensor {name!r} is not aligned to {alignment} bytes")
             tensors[name] = self._tensor(name, dimensions, type_id, data_offset + offset)
         data = np.frombuffer(self.mapped, dtype=np.uint8)
-        return GgufFile(self.path, metadata, tensors, data, min(data_offset, self.end))
+        return GgufFile(self.path, metadata, tensors, data, min(data_offset, self.end), self.mapped)
 
     def _preamble(self) -> tuple[int, int]:
         """Check magic and version; give the numbers of tensors and of metadata entries."""

@@ -147,6 +147,7 @@ class NativeDecoder:
             logger.warning("only %d of %d threads could be started", started, num_threads)
         self._embedding = _checked(weights.embedding, spec.vocab_size, spec.hidden_size)
         self._load(weights, progress or (lambda share: None))
+        weights.release_pages()
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)

@@ -48,6 +48,15 @@ def test_metadata_comes_as_python_values(tmp_path: Path) -> None:
     assert numbers.tolist() == [3, -1, 2]
 
 
+def test_what_is_read_after_the_pages_went_is_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_llama(path)
+    file = GgufFile.open(path)
+    before = file.data.copy()
+    file.release_pages()
+    assert (file.data == before).all()
+
+
 @pytest.mark.parametrize(
     "type_name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 )

@@ -38,6 +38,7 @@ def load_gguf(spec: ModelSpec) -> DecoderWeights:
         final_norm=reader.vector("output_norm.weight", hidden),
         output=output,
         inverse_frequencies=_frequencies(reader, spec),
+        release_pages=reader.file.release_pages,
     )
 
 
