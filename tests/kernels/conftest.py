@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -23,9 +24,29 @@ def _dot_in_float32(builder: Any, left: Any, right: Any, *rest: Any) -> Any:
     return _create_dot(builder, *widened, *rest)
 
 
+def _launch(executor: Any, *arguments: Any, **options: Any) -> None:
+    _patched.clear()
+    _run_grid(executor, *arguments, **options)
+
+
+def _call_patched_once(function: Any, *arguments: Any, **options: Any) -> Any:
+    """The interpreter patches Triton's modules anew for each call of a function by a kernel, which
+    takes longer than the call; once a launch is enough."""
+    modules = [value for value in function.fn.__globals__.values() if inspect.ismodule(value)]
+    languages = frozenset(id(module) for module in modules)
+    if languages not in _patched:
+        interpreter._patch_lang(function.fn)
+        _patched.add(languages)
+    return function.rewrite()(*arguments, **options)
+
+
 if INTERPRETED:
     _create_dot = interpreter.InterpreterBuilder.create_dot
     interpreter.InterpreterBuilder.create_dot = _dot_in_float32
+    _patched: set[frozenset[int]] = set()
+    _run_grid = interpreter.GridExecutor.__call__
+    interpreter.GridExecutor.__call__ = _launch
+    interpreter.InterpretedFunction.__call__ = _call_patched_once
 
 
 @pytest.fixture(
