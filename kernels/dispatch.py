@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels import reference
+from kernels import reference, reference_logits
 from kernels.interface import Kernels
+from kernels.logits import LogitKernels
 
 
 def select_kernels(device: torch.device) -> Kernels:
@@ -16,3 +17,12 @@ def select_kernels(device: torch.device) -> Kernels:
 
         return triton
     return reference
+
+
+def select_logit_kernels(device: torch.device) -> LogitKernels:
+    """The same for what is done to logits."""
+    if device.type == "cuda":
+        from kernels import triton
+
+        return triton
+    return reference_logits

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.dispatch import select_kernels
+from kernels.dispatch import select_kernels, select_logit_kernels
 from shared.errors import ConfigError
 from shared.model_spec import ModelSpec
 from worker_svc import memory
@@ -18,6 +18,7 @@ from worker_svc.measure import PREFILL_TOKENS, copy_rate, prefill_rate
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models.registry import LoadedModel, load_model
 from worker_svc.request_state import RequestState
+from worker_svc.warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ def load_engine(
         num_device_blocks=num_blocks,
         num_host_blocks=memory.num_host_blocks(spec, config, device, bytes_per_block),
     )
+    warm_up(select_logit_kernels(device), spec.vocab_size, device)
     sample_tokens = min(
         PREFILL_TOKENS, max_tokens, spec.context_length, num_blocks * config.block_size
     )
@@ -135,6 +137,7 @@ def _make_runner(
         model.decoder,
         cache,
         state,
+        select_logit_kernels(device),
         device=device,
         max_num_batched_tokens=max_tokens,
         max_num_seqs=config.max_num_seqs,

@@ -17,16 +17,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.logits import NO_BITS, Floats, Ids, LogitEntries, LogitKernels, LogitRules, RowMask
 from shared.sampling import TokenRules
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 FIRST_TOKENS = 64
 """Room for distinct tokens at first."""
@@ -118,64 +115,32 @@ class RowRules:
         return offsets.astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """Single logits of several rows: entry i is token `ids[i]` of row `rows[i]`."""
-
-    rows: torch.Tensor  # [n] int64
-    ids: torch.Tensor  # [n] int64
-
-    @classmethod
-    def of(cls, rows: Sequence[int], ids: Sequence[Ids], device: torch.device) -> _Entries | None:
-        """The `ids[i]` of each of `rows`; None when there are none at all."""
-        all_ids = np.concatenate(ids)
-        if not len(all_ids):
-            return None
-        all_rows = np.repeat(np.array(rows, np.int64), [len(some) for some in ids])
-        return cls(torch.from_numpy(all_rows).to(device), torch.from_numpy(all_ids).to(device))
-
-
-def apply_rules(logits: torch.Tensor, places: Sequence[int], rules: Sequence[RowRules]) -> None:
+def apply_rules(
+    logits: torch.Tensor, places: Sequence[int], rules: Sequence[RowRules], kernels: LogitKernels
+) -> None:
     """Apply `rules[i]`, which have caught up, to row `places[i]` of `logits` [n, vocab_size]
     float32, in place."""
     assert places
-    _penalise(logits, places, rules)
-    _add_biases(logits, places, rules)
-    _exclude(logits, places, rules)
-
-
-def _penalise(logits: torch.Tensor, places: Sequence[int], rules: Sequence[RowRules]) -> None:
-    ids = [one.counts.ids for one in rules]
-    found = _Entries.of(places, ids, logits.device)
-    if found is None:
-        return
-    sizes = [len(some) for some in ids]
+    counted = [one.counts.ids for one in rules]
     penalties = np.array([one.rules.repetition_penalty for one in rules], np.float32)
-    penalty = _floats(np.repeat(penalties, sizes), logits.device)
-    offset = _floats(np.concatenate([one.offsets() for one in rules]), logits.device)
-    values = logits[found.rows, found.ids]
-    values = torch.where(values > 0, values / penalty, values * penalty)
-    logits[found.rows, found.ids] = values - offset
+    merged = LogitRules(
+        penalised=_entries(places, counted),
+        penalties=np.repeat(penalties, [len(ids) for ids in counted]),
+        offsets=np.concatenate([one.offsets() for one in rules]),
+        biased=_entries(places, [one.bias_ids for one in rules]),
+        biases=np.concatenate([one.biases for one in rules]),
+        excluded=_entries(places, [one.excluded() for one in rules]),
+    )
+    kernels.apply_rules(logits, merged)
+    masks = [
+        RowMask(place, one.allowed_ids, NO_BITS)
+        for place, one in zip(places, rules, strict=True)
+        if len(one.allowed_ids)
+    ]
+    kernels.mask_tokens(logits, masks)
 
 
-def _add_biases(logits: torch.Tensor, places: Sequence[int], rules: Sequence[RowRules]) -> None:
-    found = _Entries.of(places, [one.bias_ids for one in rules], logits.device)
-    if found is not None:
-        biases = _floats(np.concatenate([one.biases for one in rules]), logits.device)
-        logits[found.rows, found.ids] += biases
-
-
-def _exclude(logits: torch.Tensor, places: Sequence[int], rules: Sequence[RowRules]) -> None:
-    limited = [place for place, one in zip(places, rules, strict=True) if one.allowed_ids.size]
-    allowed = _Entries.of(places, [one.allowed_ids for one in rules], logits.device)
-    if allowed is not None:
-        kept = logits[allowed.rows, allowed.ids]
-        logits[torch.tensor(limited, device=logits.device)] = -torch.inf
-        logits[allowed.rows, allowed.ids] = kept
-    found = _Entries.of(places, [one.excluded() for one in rules], logits.device)
-    if found is not None:
-        logits[found.rows, found.ids] = -torch.inf
-
-
-def _floats(values: Floats, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(values).to(device)
+def _entries(places: Sequence[int], ids: Sequence[Ids]) -> LogitEntries:
+    """The `ids[i]` of each of `places`."""
+    rows = np.repeat(np.array(places, np.int64), [len(some) for some in ids])
+    return LogitEntries(rows, np.concatenate(ids))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kernels.decoder import Decoder
+from kernels.logits import Drawn, LogitKernels
 from shared.errors import ProtocolError
 from shared.plan import Candidates, SequenceFailure, StepPlan, StepResult
 from worker_svc.candidates import top_candidates
@@ -18,7 +19,7 @@ from worker_svc.logit_rules import apply_rules
 from worker_svc.logprobs import PlaceLogprobs, flat_rows
 from worker_svc.prompt_logprobs import tell_prompts
 from worker_svc.request_state import RequestState, Rows
-from worker_svc.sampler import Sampled, sample
+from worker_svc.sampler import sample
 from worker_svc.token_masks import apply_masks, check_masks
 
 NOT_FINITE = "its logits are not finite"
@@ -47,6 +48,7 @@ class ModelRunner:
         decoder: Decoder,
         cache: KvCache,
         state: RequestState,
+        logit_kernels: LogitKernels,
         *,
         device: torch.device,
         max_num_batched_tokens: int,
@@ -55,6 +57,7 @@ class ModelRunner:
         self.decoder = decoder
         self.cache = cache
         self.state = state
+        self._logit_kernels = logit_kernels
         self.device = device
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
@@ -118,7 +121,7 @@ class ModelRunner:
 
     def _compute(self, batch: InputBatch, plan: StepPlan) -> _Outcome:
         logits = self._forward(batch)
-        state, rows = self.state, batch.sampling_rows
+        state, rows, kernels = self.state, batch.sampling_rows, self._logit_kernels
         state.advance(batch.rows, batch.num_new_tokens)
         if not len(rows):
             return _Outcome()
@@ -127,10 +130,10 @@ class ModelRunner:
             own = logits[torch.from_numpy(telling).to(logits.device)]  # before the rules
             places, rules = state.rules(rows)
             if places:
-                apply_rules(logits, places, rules)
+                apply_rules(logits, places, rules, kernels)
             if plan.masks:
-                apply_masks(logits, rows, plan)
-            sampled = sample(logits, state.sampling_rows(rows))
+                apply_masks(logits, rows, plan, kernels)
+            sampled = sample(logits, state.sampling_rows(rows), kernels)
             logprobs = self._logprobs(rows, telling, own, sampled) if len(telling) else {}
             is_beam = state.num_candidates[rows] > 0
             beams = np.flatnonzero(is_beam & sampled.is_sound)
@@ -146,7 +149,7 @@ class ModelRunner:
         return _Outcome(rows[drawn].tolist(), token_ids.tolist(), candidates, failures, logprobs)
 
     def _logprobs(
-        self, rows: Rows, telling: Rows, own_logits: torch.Tensor, sampled: Sampled
+        self, rows: Rows, telling: Rows, own_logits: torch.Tensor, sampled: Drawn
     ) -> dict[int, PlaceLogprobs]:
         """What is told of the tokens that the sampling `rows` at the places `telling` [m] drew, by
         their own logits [m, vocab_size]. A row with a NaN among these is not sound."""

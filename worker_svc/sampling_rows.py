@@ -21,16 +21,3 @@ class SamplingRows:
     sequence_index: npt.NDArray[np.int64]
     output_position: npt.NDArray[np.int64]
     """How many tokens the sequence has generated before this one."""
-
-    def take(self, rows: npt.NDArray[np.intp]) -> SamplingRows:
-        """These rows alone, in this order."""
-        return SamplingRows(
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
-            typical_p=self.typical_p[rows],
-            seed=self.seed[rows],
-            sequence_index=self.sequence_index[rows],
-            output_position=self.output_position[rows],
-        )

@@ -4,16 +4,12 @@ and its sequence fails alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from kernels.logits import Ids, LogitKernels, RowMask
 from shared.errors import ProtocolError
 from shared.plan import StepPlan, TokenMask
-
-Ids = npt.NDArray[np.int64]
 
 
 def check_masks(plan: StepPlan, vocab_size: int) -> None:
@@ -32,48 +28,18 @@ def check_masks(plan: StepPlan, vocab_size: int) -> None:
             raise ProtocolError(f"a mask allows token {max(mask.token_ids)} beyond the vocabulary")
 
 
-def apply_masks(logits: torch.Tensor, rows: Ids, plan: StepPlan) -> None:
+def apply_masks(logits: torch.Tensor, rows: Ids, plan: StepPlan, kernels: LogitKernels) -> None:
     """Mask `logits` [n, vocab_size] of the sampling sequences `rows` [n] in place, by the checked
     masks of `plan`. Those of sequences that failed earlier have no row, and are passed over."""
     place_of = {row: place for place, row in enumerate(rows.tolist())}
     masks = [
-        (place_of[handle], mask)
+        _row_mask(place_of[handle], mask)
         for handle, mask in zip(plan.masked_handles, plan.masks, strict=True)
         if handle in place_of
     ]
-    if logits.device.type == "cpu":
-        # numpy, as torch would wake its threads for each of these small rows.
-        for place, mask in masks:
-            _mask_row(logits[place].numpy(), mask)
-    elif masks:
-        mask_together(logits, masks)
+    kernels.mask_tokens(logits, masks)
 
 
-def mask_together(logits: torch.Tensor, masks: Sequence[tuple[int, TokenMask]]) -> None:
-    """Mask rows of `logits` [n, vocab_size] in place, each named by its place: few launches, for
-    GPUs."""
-    allowed = np.stack([_is_allowed(mask, logits.shape[1]) for _, mask in masks])
-    places = torch.tensor([place for place, _ in masks], device=logits.device)
-    is_allowed = torch.from_numpy(allowed).to(logits.device)
-    logits[places] = logits[places].masked_fill_(~is_allowed, -torch.inf)
-
-
-def _mask_row(logits: npt.NDArray[np.float32], mask: TokenMask) -> None:
-    """Mask one row [vocab_size] in place."""
-    if mask.bits:
-        np.copyto(logits, -np.inf, where=~_is_allowed(mask, len(logits)))
-        return
-    allowed = np.array(mask.token_ids, np.int64)
-    kept = logits[allowed]
-    logits.fill(-np.inf)
-    logits[allowed] = kept
-
-
-def _is_allowed(mask: TokenMask, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """[vocab_size] Whether each token may be drawn."""
-    if mask.bits:
-        packed = np.frombuffer(mask.bits, np.uint8)
-        return np.unpackbits(packed, count=vocab_size, bitorder="little").view(np.bool_)
-    is_allowed = np.zeros(vocab_size, np.bool_)
-    is_allowed[list(mask.token_ids)] = True
-    return is_allowed
+def _row_mask(place: int, mask: TokenMask) -> RowMask:
+    ids = np.array(mask.token_ids, np.int64)
+    return RowMask(place, ids, np.frombuffer(mask.bits, np.uint8))

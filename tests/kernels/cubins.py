@@ -18,11 +18,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.triton import attention, block_copy, kv_write
+from kernels.triton import attention, block_copy, kv_write, logit_rules, sampling
 from kernels.triton.attention_decode import decode_kernel, merge_kernel
 from kernels.triton.attention_prefill import prefill_kernel
+from kernels.triton.draw import best_kernel, draw_candidates_kernel, draw_kernel
+from kernels.triton.gather import gather_kernel
+from kernels.triton.parameters import NUM_PARAMETERS
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 SHAPES: tuple[tuple[int, int, int, int, torch.dtype, tuple[int, ...]], ...] = (
     # heads, KV heads, head_dim, block_size, type, capabilities
@@ -33,7 +36,13 @@ SHAPES: tuple[tuple[int, int, int, int, torch.dtype, tuple[int, ...]], ...] = (
 )
 """Every type; the widest heads where shared memory is tightest; an odd group."""
 
-_NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+VOCAB_SIZES = {80: 49_153, 90: 128_256}
+"""Of logits, by capability: an odd one, and Llama 3's, whose rows are aligned."""
+
+_NAMES = {
+    **{BF16: "bf16", FP16: "fp16", FP32: "fp32", FP64: "fp64"},
+    **{torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,8 @@ class Compiled:
     shared_bytes: int
     has_async_copy: bool
     has_tensor_core: bool
+    rounds_each_operation: bool
+    """Whether no product in float32 may be fused with a sum."""
 
 
 def compile_kernel(
@@ -73,14 +84,17 @@ def compile_kernel(
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     launch = {name: value for name, value in options.items() if name not in names}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch)
+    ptx = compiled.asm["ptx"]
     return Compiled(
         kernel=kernel.fn.__name__,
         shape=shape,
         capability=capability,
         cubin_bytes=len(compiled.asm["cubin"]),
         shared_bytes=compiled.metadata.shared,
-        has_async_copy="cp.async" in compiled.asm["ptx"],
-        has_tensor_core=re.search(r"\bw?g?mma\.", compiled.asm["ptx"]) is not None,
+        has_async_copy="cp.async" in ptx,
+        has_tensor_core=re.search(r"\bw?g?mma\.", ptx) is not None,
+        # With a rounding mode in its name, an operation stays as it is.
+        rounds_each_operation=re.search(r"\b(mul|add|sub)\.f32\b|\bfma\S*\.f32\b", ptx) is None,
     )
 
 
@@ -95,6 +109,10 @@ def compile_all(capability: int) -> Iterator[Compiled]:
         shape = f"{num_heads}/{num_kv_heads} heads of {head_dim} {_NAMES[dtype]}"
         for kernel, arguments, options in _launches(query, kv_cache):
             yield compile_kernel(kernel, arguments, options, capability, shape)
+    logits = torch.empty(4, VOCAB_SIZES[capability], device="meta")
+    for kernel, arguments, options in _logit_launches(logits):
+        shape = f"vocabulary of {logits.shape[1]}"
+        yield compile_kernel(kernel, arguments, options, capability, shape)
 
 
 def _launches(
@@ -132,6 +150,28 @@ def _launches(
         [int32, int32, int64, int64, kv_cache[0].numel()],
         {"WORDS": block_copy.WORDS},
     )
+
+
+def _logit_launches(logits: torch.Tensor) -> Iterator[tuple[Any, list[Any], Mapping[str, Any]]]:
+    """The same of the kernels over logits."""
+    vocab_size = logits.shape[1]
+    floats = torch.empty(4, device="meta")
+    int32 = torch.empty(4, dtype=torch.int32, device="meta")
+    int64 = torch.empty(4, dtype=torch.int64, device="meta")
+    bits = torch.empty(4, -(-vocab_size // 8), dtype=torch.uint8, device="meta")
+    parameters = torch.empty(4, NUM_PARAMETERS.value, dtype=FP64, device="meta")
+    sizes = [logits.stride(0), vocab_size]
+    gathered = [int64, int64, int32, int64]
+    options = sampling.draw_options(vocab_size)
+    yield best_kernel, [logits, floats, int32, *sizes], options
+    yield draw_kernel, [logits, floats, parameters, int32, *sizes], options
+    yield gather_kernel, [logits, floats, parameters, *gathered, *sizes], options
+    yield draw_candidates_kernel, [parameters, *gathered, int32, vocab_size], options
+    for kind in ("penalise", "bias", "exclude"):
+        arguments = [logits, int64, floats, 3, logits.stride(0)]
+        yield logit_rules.rule_kernel, arguments, logit_rules.rule_options(kind)
+    arguments = [logits, int64, bits, bits.shape[1], *sizes]
+    yield logit_rules.mask_kernel, arguments, logit_rules.mask_options()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,11 @@ from tests.tree import ROOT
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 """The most shared memory that one program may ask for (CUDA programming guide, table 24)."""
 
-KERNELS = {"decode_kernel", "merge_kernel", "prefill_kernel", "write_kernel", "copy_kernel"}
+KERNELS = {
+    *("decode_kernel", "merge_kernel", "prefill_kernel", "write_kernel", "copy_kernel"),
+    *("best_kernel", "draw_kernel", "gather_kernel", "draw_candidates_kernel"),
+    *("rule_kernel", "mask_kernel"),
+}
 ATTENTION = {"decode_kernel", "prefill_kernel"}
 
 
@@ -48,7 +52,7 @@ def test_every_kernel_has_machine_code_for_both_capabilities(cubins: list[dict[s
     assert made == {(kernel, capability) for kernel in KERNELS for capability in SHARED_BYTES}
 
 
-def test_two_attention_programs_fit_on_a_multiprocessor_or_one_at_least(
+def test_two_decode_programs_fit_on_a_multiprocessor_and_one_of_all_others(
     cubins: list[dict[str, Any]],
 ) -> None:
     for cubin in cubins:
@@ -65,3 +69,10 @@ def test_attention_copies_ahead_and_multiplies_16_bit_types_on_tensor_cores(
         if cubin["kernel"] in ATTENTION:
             assert cubin["has_async_copy"], cubin
             assert cubin["has_tensor_core"] == ("fp32" not in cubin["shape"]), cubin
+
+
+def test_rules_round_each_operation_as_the_cpu_does(cubins: list[dict[str, Any]]) -> None:
+    rules = [cubin for cubin in cubins if cubin["kernel"] == "rule_kernel"]
+    assert rules
+    for cubin in rules:
+        assert cubin["rounds_each_operation"], cubin

@@ -17,6 +17,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from kernels import reference_logits
 from shared.sampling import TokenRules
 from worker_svc.logit_rules import RowRules, apply_rules
 
@@ -48,6 +49,10 @@ SINGLE_RULES = {
     "enough tokens": TokenRules(min_tokens=6, end_token_ids=(20, 21)),
     "all": ALL_RULES,
 }
+
+
+def apply(logits: torch.Tensor, places: Sequence[int], rules: Sequence[RowRules]) -> None:
+    apply_rules(logits, places, rules, reference_logits)
 
 
 def logits_of(num_rows: int, seed: int = 3) -> torch.Tensor:
@@ -97,7 +102,7 @@ def test_each_rule_equals_itself_written_out(name: str) -> None:
     logits = logits_of(3)
     expected = logits.clone().numpy()
     expected[1] = plainly(expected[1], rules, PROMPT, OUTPUT)
-    apply_rules(logits, [1], [row_rules(rules, [*PROMPT, *OUTPUT], len(PROMPT))])
+    apply(logits, [1], [row_rules(rules, [*PROMPT, *OUTPUT], len(PROMPT))])
     np.testing.assert_array_equal(logits.numpy(), expected)
 
 
@@ -117,14 +122,14 @@ def test_rules_of_many_rows_stay_apart_and_counts_grow_with_the_tokens() -> None
         again = logits.clone()
         for row, known in zip(rows, tokens, strict=True):
             row.catch_up(np.array(known, np.int32))
-        apply_rules(logits, range(len(rules)), rows)
+        apply(logits, range(len(rules)), rows)
         np.testing.assert_array_equal(logits.numpy(), np.stack(expected))
         if step % 30 == 29:
             anew = [
                 row_rules(rule, known, len(prompt))
                 for rule, known, prompt in zip(rules, tokens, prompts, strict=True)
             ]
-            apply_rules(again, range(len(rules)), anew)
+            apply(again, range(len(rules)), anew)
             assert torch.equal(again, logits)
         for known in tokens:
             known.append(int(generator.integers(0, VOCAB_SIZE)))
@@ -147,6 +152,6 @@ def test_transformers_gives_the_same() -> None:
     tokens = [*PROMPT, *OUTPUT]
     logits = logits_of(1)
     expected = processors(torch.tensor([tokens]), logits.clone())
-    apply_rules(logits, [0], [row_rules(rules, tokens, len(PROMPT))])
+    apply(logits, [0], [row_rules(rules, tokens, len(PROMPT))])
     torch.testing.assert_close(logits, expected)
     assert (logits == -torch.inf).sum() == 7, "12, 13, 14, 15, 7, 20, 21"

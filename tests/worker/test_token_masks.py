@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from kernels import reference_logits
 from shared.errors import ProtocolError
 from shared.plan import SequenceStart, StepPlan, TokenMask
 from shared.sampling import SamplingParams, TokenRules
 from tests.worker.tiny_llama import make_llama, make_runner, save_safetensors
 from worker_svc.model_runner import ModelRunner
-from worker_svc.token_masks import apply_masks, mask_together
+from worker_svc.token_masks import apply_masks
 
 PROMPT = tuple(range(3, 23))
 
@@ -122,21 +123,10 @@ def test_what_is_no_number_counts_only_where_it_may_be_drawn() -> None:
         masked_handles=[4, 6, 5],
         masks=[TokenMask(token_ids=[0, 3]), TokenMask(token_ids=[0]), TokenMask(bits=b"\x0b")],
     )
-    apply_masks(logits, np.array([4, 5]), plan)  # 6 failed earlier
+    apply_masks(logits, np.array([4, 5]), plan, reference_logits)  # 6 failed earlier
     low = -torch.inf
     assert torch.equal(logits[0], torch.tensor([1.0, low, low, 2.0]))
     assert logits[1].isnan().tolist() == [False, True, False, False] and logits[1, 2] == low
-
-
-def test_rows_masked_together_are_as_each_by_itself() -> None:
-    masks = [TokenMask(token_ids=[0, 3, 9]), as_bits([1, 2, 8], 10)]
-    one_by_one = torch.linspace(-1, 1, 30).reshape(3, 10)
-    together = one_by_one.clone()
-    plan = StepPlan(step=1, base_step=0, masked_handles=[7, 5], masks=masks)
-    apply_masks(one_by_one, np.array([5, 6, 7]), plan)
-    mask_together(together, [(2, masks[0]), (0, masks[1])])
-    assert torch.equal(one_by_one, together)
-    assert one_by_one.isfinite().sum(1).tolist() == [3, 10, 3]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kernels.dispatch import select_kernels
+from kernels.dispatch import select_kernels, select_logit_kernels
+from kernels.logits import LogitKernels
 from shared.model_files import read_model_spec
 from shared.model_spec import ModelSpec
 from worker_svc.kv_cache import KvCache
@@ -135,8 +136,9 @@ def make_runner(
     num_host_blocks: int = 8,
     max_num_batched_tokens: int = 256,
     max_num_seqs: int = 16,
+    logit_kernels: LogitKernels | None = None,
 ) -> ModelRunner:
-    """A runner in float32 over the model at `path`."""
+    """A runner in float32 over the model at `path`; by default with the CPU's kernels."""
     spec = read_model_spec(path)
     cache = KvCache(
         spec,
@@ -158,6 +160,7 @@ def make_runner(
         load_decoder(spec),
         cache,
         state,
+        logit_kernels or select_logit_kernels(CPU),
         device=CPU,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,

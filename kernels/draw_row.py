@@ -1,4 +1,19 @@
-"""The draw of one row on the CPU: `worker_svc.sampler`'s rule, with few passes over the vocabulary.
+"""The rule by which a row draws, and its draw on the CPU, with few passes over the vocabulary.
+
+For a row with temperature T, in this order:
+
+    w[t] = exp((logit[t] - max logit) / T)              float64
+    rank      by logit, highest first, equal logits by the lower token id
+    top_k     keeps the first k ranks
+    top_p     keeps, of those, the fewest first ranks whose weights reach top_p of their sum
+    min_p     keeps, of those, the tokens with w >= min_p (the best token has w = 1)
+    typical_p keeps, of those, by the entropy H of their distribution p, the tokens in the order of
+              |-log p[t] - H|, least first, until their weights reach typical_p of the sum; equals
+              of the last stay (Meister et al., Locally Typical Sampling, TACL 2023, section 4)
+    draw      the first token, in the order of ids, at which the running sum of the kept weights
+              passes u * (their sum)
+
+A row with temperature 0 takes its first rank.
 
 A filter by rank needs the order of its candidates alone. top_k takes those at or above the k-th
 largest logit. For top_p, of n weights with sum S, those below (1 - top_p) * S / n are together
@@ -13,20 +28,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.sampling_rows import SamplingRows
+from kernels.logits import Draws
 
 Ids = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.float64]
 
 
-def draw_row(logits: torch.Tensor, rows: SamplingRows, index: int, number: float) -> int:
-    """The token of one row, by its `logits` [vocab_size] float32 on the CPU, the parameters at
-    `index` of `rows` and its uniform `number` in [0, 1). The largest logit must be finite."""
+def draw_row(logits: torch.Tensor, draws: Draws, index: int) -> int:
+    """The token of one row, by its `logits` [vocab_size] float32 on the CPU and the values at
+    `index` of `draws`, of which the temperature is not 0. The largest logit must be finite."""
     scores = logits.numpy()
     # Torch's exp and cumsum, for they are several times faster than numpy's.
-    scaled = (logits.double() - float(scores.max())) / float(rows.temperature[index])
+    scaled = (logits.double() - float(scores.max())) / float(draws.temperature[index])
     weights: Weights = scaled.exp_().numpy()
-    top_k, top_p, min_p = int(rows.top_k[index]), float(rows.top_p[index]), float(rows.min_p[index])
+    top_k, top_p = int(draws.top_k[index]), float(draws.top_p[index])
+    min_p, typical_p = float(draws.min_p[index]), float(draws.typical_p[index])
     ids: Ids | None = None  # None: every token
     if 0 < top_k < len(scores):
         ids = _first_ranks(scores, top_k)
@@ -34,9 +50,9 @@ def draw_row(logits: torch.Tensor, rows: SamplingRows, index: int, number: float
         ids = _nucleus(scores, weights, ids, top_p)
     if min_p > 0.0:
         ids = np.flatnonzero(weights >= min_p) if ids is None else ids[weights[ids] >= min_p]
-    typical_p = float(rows.typical_p[index])
     if typical_p < 1.0:
         ids = typical_ids(weights, np.arange(len(weights)) if ids is None else ids, typical_p)
+    number = float(draws.numbers[index])
     if ids is None:
         return _draw(weights, number)
     return int(ids[_draw(weights[ids], number)])
