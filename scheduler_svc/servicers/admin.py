@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 
 import grpc
 
@@ -42,6 +44,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             counters=counters,
             num_streams=self._generation.num_streams,
             num_detachable=self._generation.num_detachable,
+            num_tasks=len(asyncio.all_tasks()),
+            num_threads=threading.active_count(),
         )
 
     def _replica_state(self, view: ReplicaView) -> admin_pb2.ReplicaState:

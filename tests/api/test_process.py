@@ -77,9 +77,10 @@ async def running(model_folder: Path, *flags: str) -> AsyncIterator[Process]:
 
 async def serves(channel: grpc.aio.Channel) -> None:
     """Returns when the scheduler has a worker."""
-    check = health_pb2.HealthCheckRequest()
-    async for answer in health_pb2_grpc.HealthStub(channel).Watch(check):
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    async for answer in watch:
         if answer.status == SERVING:
+            watch.cancel()
             return
 
 

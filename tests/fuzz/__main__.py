@@ -25,6 +25,8 @@ def main() -> int:
     for outcome, count in sorted(report.outcomes.items()):
         print(f"{outcome:40} {count:6}")
     print(f"{args.calls} calls, seed {args.seed}: memory grew by {report.growth_mib:.1f} MiB")
+    for when, load in zip(("warm", "at the end"), report.loads, strict=True):
+        print(f"{when}: {load}")
     for failure in report.failures[:50]:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if report.failures else 0

@@ -54,6 +54,16 @@ VALID: dict[str, tuple[Message, ...]] = {
             beam=inference_pb2.BeamParams(width=3),
             stopping=inference_pb2.StoppingParams(max_tokens=10),
         ),
+        inference_pb2.GenerateRequest(text="hello", regex="[a-f]{4}-[0-9]+"),
+        inference_pb2.GenerateRequest(
+            text="hello",
+            json_schema='{"type": "array", "items": {"enum": ["a", 1]}, "maxItems": 3}',
+            sampling=inference_pb2.SamplingParams(n=2),
+        ),
+        inference_pb2.GenerateRequest(
+            text="hello",
+            grammar="start: A\nA: " + " & ".join(f"/.*a.{{{i % 20}}}/" for i in range(50)),
+        ),
     ),
     "TokenizeRequest": (inference_pb2.TokenizeRequest(text="hello"),),
     "DetokenizeRequest": (inference_pb2.DetokenizeRequest(token_ids=[104, 105]),),

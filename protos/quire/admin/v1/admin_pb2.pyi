@@ -23,7 +23,7 @@ class GetEngineStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetEngineStateResponse(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_swapped", "replicas", "admission_paused", "counters", "num_streams", "num_detachable")
+    __slots__ = ("num_waiting", "num_running", "num_swapped", "replicas", "admission_paused", "counters", "num_streams", "num_detachable", "num_tasks", "num_threads")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,8 @@ class GetEngineStateResponse(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_DETACHABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TASKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     num_swapped: int
@@ -47,7 +49,9 @@ class GetEngineStateResponse(_message.Message):
     counters: _containers.ScalarMap[str, int]
     num_streams: int
     num_detachable: int
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., admission_paused: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., num_streams: _Optional[int] = ..., num_detachable: _Optional[int] = ...) -> None: ...
+    num_tasks: int
+    num_threads: int
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., admission_paused: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., num_streams: _Optional[int] = ..., num_detachable: _Optional[int] = ..., num_tasks: _Optional[int] = ..., num_threads: _Optional[int] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
     __slots__ = ("worker_id", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_running", "num_steps_in_flight", "num_steps", "schedule_s", "execute_s")
