@@ -193,7 +193,7 @@ class Admission:
             )
         num_bytes = 0
         for index, message in enumerate(chat.messages):
-            num_bytes += len(message.content.encode())
+            num_bytes += len(message.role.encode()) + len(message.content.encode())
             if num_bytes > self._limits.max_text_bytes:
                 limit = self._limits.max_text_bytes
                 raise InvalidArgument(f"{field}.messages", f"over {limit} bytes in all")

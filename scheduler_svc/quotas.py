@@ -32,7 +32,8 @@ class Quota:
     tokens: int | None = None
     """Tokens that the requests that wait or run may come to."""
     requests_per_min: int | None = None
-    """Requests of a minute, counted in the same way, also those that are refused later."""
+    """Requests of a minute, counted in the same way, also those that are refused later; each call
+    of the tokenizer is one."""
     tokens_per_min: int | None = None
     """Tokens used in a minute, prompts and answers."""
 
@@ -153,10 +154,7 @@ class TenantQuotas:
 
         Raises InvalidArgument when the quota is below that, ResourceExhausted when it is used up.
         """
-        now = self._clock()
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            tenant = self._tenants[name] = _Tenant(self._config.of(name), now)
+        tenant = self._tenant(name)
         most = tenant.quota.requests
         if most is not None and num_sequences > most:
             raise InvalidArgument(
@@ -168,11 +166,29 @@ class TenantQuotas:
                 f"{tenant.num_requests} of your requests wait or run, of {most}",
                 tenant.next_end_s(),
             )
-        if tenant.request_rate is not None:
-            delay_s = tenant.request_rate.delay_s(num_sequences, now)
-            if delay_s > 0:
-                raise ResourceExhausted(
-                    "tenant_requests_per_min", "your requests of this minute are used up", delay_s
-                )
-            tenant.request_rate.add(-num_sequences)
+        self._count(tenant, num_sequences)
         return Lease(tenant, num_sequences, self._clock)
+
+    def count_call(self, name: str) -> None:
+        """Lets a call in that ends soon, and counts as one request of the minute.
+
+        Raises ResourceExhausted when the quota is used up.
+        """
+        self._count(self._tenant(name), 1)
+
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            quota = self._config.of(name)
+            tenant = self._tenants[name] = _Tenant(quota, self._clock())
+        return tenant
+
+    def _count(self, tenant: _Tenant, num_requests: int) -> None:
+        if tenant.request_rate is None:
+            return
+        delay_s = tenant.request_rate.delay_s(num_requests, self._clock())
+        if delay_s > 0:
+            raise ResourceExhausted(
+                "tenant_requests_per_min", "your requests of this minute are used up", delay_s
+            )
+        tenant.request_rate.add(-num_requests)

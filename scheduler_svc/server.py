@@ -111,6 +111,7 @@ class SchedulerServer:
         admission = Admission(spec, tenancy=tenancy)
         self._text_pool = TextPool(text_model)
         self._constraints = ConstraintPool(ConstraintCompiler(text_model.vocabulary))
+        quotas = TenantQuotas(config.quotas or QuotaConfig())
         self._generation = GenerationServicer(
             self.engine,
             admission,
@@ -119,11 +120,11 @@ class SchedulerServer:
             self._constraints,
             spec,
             self._tokens,
-            TenantQuotas(config.quotas or QuotaConfig()),
+            quotas,
             max_streams=config.max_streams,
             max_detached_tokens=config.max_detached_tokens,
         )
-        self._tokenizer = TokenizerServicer(admission, self._text_pool)
+        self._tokenizer = TokenizerServicer(admission, self._text_pool, self._tokens, quotas)
         self._model = ModelServicer(admission, spec, has_chat_template=text_model.has_chat_template)
         self._health = HealthServicer()
         self._tasks: list[asyncio.Task[None]] = []

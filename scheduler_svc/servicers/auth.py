@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from grpc_status import rpc_status
 
+from scheduler_svc.core.messages import DEFAULT_TENANT
 from scheduler_svc.security_config import ClientToken
 from scheduler_svc.servicers.errors import status_of
 from shared.errors import Unauthenticated
@@ -43,6 +44,10 @@ class TokenBook:
         # Every token is compared, so that the time tells nothing of which one came close.
         found = [hmac.compare_digest(secret, token.secret) for token in self._tokens]
         return self._tokens[found.index(True)].tenant if any(found) else None
+
+    def tenant_of_call(self, context: grpc.aio.ServicerContext) -> str:
+        """The tenant of a call that was let in."""
+        return self.tenant_of(context.invocation_metadata() or ()) or DEFAULT_TENANT
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]

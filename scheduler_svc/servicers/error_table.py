@@ -143,8 +143,8 @@ LIMITS = {
     "n; `requests` of its quota. The delay is a guess from how long they took lately.",
     "tenant_tokens": "Tokens that the tenant's requests that wait or run may come to: prompts, and "
     "`max_tokens` of each choice or beam; `tokens` of its quota. The delay is a guess as well.",
-    "tenant_requests_per_min": "Requests of the tenant's last minute; `requests_per_min` of its "
-    "quota. The delay is exact.",
+    "tenant_requests_per_min": "Requests and tokenizer calls of the tenant's last minute; "
+    "`requests_per_min` of its quota. The delay is exact.",
     "tenant_tokens_per_min": "Tokens of the tenant's last minute; `tokens_per_min` of its quota. "
     "The delay is what it takes at most: requests that end early give tokens back.",
     "kv_cache": "The caches of the workers that are left can't hold the request any more.",

@@ -14,7 +14,6 @@ import grpc
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.admission import Admission, AdmittedRequest, num_sequences_of
 from scheduler_svc.constraint_pool import ConstraintPool
-from scheduler_svc.core.messages import DEFAULT_TENANT
 from scheduler_svc.detached import DetachedRequests, KeptStream
 from scheduler_svc.engine import Engine
 from scheduler_svc.inbox import Abort, StopSequence, Submit
@@ -91,7 +90,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
         """Streams one request. A cancel of the call is raised here, and aborts the request unless
         it is to be detached."""
         arrival_s = self._clock()
-        tenant = self._tenant_of(context)
+        tenant = self._tokens.tenant_of_call(context)
         with self._stream_slot():
             self._admission.check(request)
             lease = self._quotas.enter(tenant, *num_sequences_of(request))
@@ -122,12 +121,10 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Streams the rest of a request that may be detached; NotFound when there is none."""
         with self._stream_slot():
-            request_id, policy = self._admission.check_attach(request, self._tenant_of(context))
+            tenant = self._tokens.tenant_of_call(context)
+            request_id, policy = self._admission.check_attach(request, tenant)
             stream = self._detached.take(request_id, request.after_event)
             await self._serve_kept(stream, context, request.after_event, policy)
-
-    def _tenant_of(self, context: grpc.aio.ServicerContext) -> str:
-        return self._tokens.tenant_of(context.invocation_metadata() or ()) or DEFAULT_TENANT
 
     @contextlib.contextmanager
     def _stream_slot(self) -> Iterator[None]:

@@ -9,7 +9,16 @@ from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import joined
-from tests.api.serving import NOT_SERVING, SERVING, answer, error_of, opened, request, serving
+from tests.api.serving import (
+    NOT_SERVING,
+    SERVING,
+    OpenStream,
+    answer,
+    error_of,
+    opened,
+    request,
+    serving,
+)
 
 
 async def test_the_state_shows_what_runs_and_what_is_held(
@@ -61,6 +70,25 @@ async def test_paused_admission_refuses_and_lets_live_requests_end(
         await answer(served, request())
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert "paused" in error.details()
+
+
+async def test_open_calls_are_seen_in_tasks_until_they_end(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    async with serving(spec, text_model) as served:
+        worker = served.worker()
+        async with joined(worker):
+            await served.wait_status(SERVING)
+            worker.hold()
+            streams = [OpenStream(served, request()) for _ in range(8)]
+            while (held := await served.state()).num_streams < 8:
+                pass
+            assert held.num_tasks > 8 and held.num_threads >= 1
+            worker.release()
+            for stream in streams:
+                await stream.rest()
+            while (await served.state()).num_tasks > held.num_tasks - 8:
+                pass
 
 
 async def test_a_flushed_prefix_is_computed_again(spec: ModelSpec, text_model: TextModel) -> None:

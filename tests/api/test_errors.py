@@ -233,13 +233,14 @@ def test_texts_are_bounded_before_they_are_tokenized(spec: ModelSpec) -> None:
     """FIELD-FAILURES part 4: huge prompts cost no thread."""
     limits = Limits(max_text_bytes=100, max_token_ids=8, max_chat_messages=2)
     admission = Admission(spec, limits)
-    turn = Turn(role="user", content="é" * 25)
+    turn = Turn(role="user", content="é" * 23)
     fits = [request("é" * 50), request(chat=Chat(messages=[turn, turn]))]
     for message in fits:
         admission.check(message)
     beyond = [
         ("text", request("é" * 50 + "x")),
-        ("chat.messages", request(chat=Chat(messages=[turn, Turn(role="user", content="é" * 26)]))),
+        ("chat.messages", request(chat=Chat(messages=[turn, Turn(role="user", content="é" * 24)]))),
+        ("chat.messages", request(chat=Chat(messages=[Turn(role="r" * 101, content="x")]))),
         ("chat.messages", request(chat=Chat(messages=[turn] * 3))),
     ]
     for field, message in beyond:

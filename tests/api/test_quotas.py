@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from protos.quire.inference.v1 import inference_pb2
@@ -222,3 +224,37 @@ async def test_a_request_is_charged_for_what_it_used(
                 assert (await answer(served, stopped)).finished.stop_string == whole.text[:3]
             error = await error_of(served.generation.Generate(stopped))
             assert delay_s(error) == (20 - 19) / 4
+
+
+async def test_calls_of_the_tokenizer_are_requests_of_the_minute(
+    spec: ModelSpec, text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cost the processor's time too. What is wrong, and the model calls, cost nothing."""
+    frozen = partial(TenantQuotas, clock=lambda: 100.0)
+    monkeypatch.setattr("scheduler_svc.server.TenantQuotas", frozen)
+    limits = QuotaConfig({"acme": Quota(requests_per_min=3)})
+    turn = inference_pb2.ChatMessage(role="user", content="hi")
+    chat = inference_pb2.RenderChatRequest(chat=inference_pb2.ChatPrompt(messages=[turn]))
+    text, ids = inference_pb2.TokenizeRequest(text="x"), inference_pb2.DetokenizeRequest()
+    wrong = inference_pb2.DetokenizeRequest(token_ids=[1] * ((1 << 20) + 1))
+    async with serving(spec, text_model, security=TENANTS, quotas=limits) as served:
+        one, two = BEARER["one"], BEARER["two"]
+        error = await error_of(served.tokenizer.Detokenize(wrong, metadata=one))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        calls: tuple[tuple[Any, Message], ...] = (
+            (served.tokenizer.Tokenize, text),
+            (served.tokenizer.Detokenize, ids),
+            (served.tokenizer.RenderChat, chat),
+        )
+        for method, message in calls:
+            await method(message, metadata=one)
+        errors = [await error_of(method(message, metadata=one)) for method, message in calls]
+        errors.append(await error_of(served.generation.Generate(request(), metadata=one)))
+        for error in errors:
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            info = detail(error, error_details_pb2.ErrorInfo)
+            assert info.metadata["limit"] == "tenant_requests_per_min"
+            assert detail(error, error_details_pb2.RetryInfo).retry_delay.seconds == 20
+        for method, message in calls:
+            await method(message, metadata=two)
+        await served.models.ListModels(inference_pb2.ListModelsRequest(), metadata=one)

@@ -44,6 +44,9 @@ async def test_tokenizer_calls_name_what_is_wrong(spec: ModelSpec, text_model: T
         large = inference_pb2.TokenizeRequest(text="x" * ((4 << 20) + 1))
         assert violated_field(await error_of(served.tokenizer.Detokenize(beyond))) == "token_ids"
         assert violated_field(await error_of(served.tokenizer.RenderChat(empty))) == "chat.messages"
+        turn = inference_pb2.ChatMessage(role="r" * (4 << 20), content="x")
+        roles = inference_pb2.RenderChatRequest(chat=inference_pb2.ChatPrompt(messages=[turn]))
+        assert violated_field(await error_of(served.tokenizer.RenderChat(roles))) == "chat.messages"
         assert violated_field(await error_of(served.tokenizer.Tokenize(large))) == "text"
 
 
