@@ -23,8 +23,10 @@ from kernels.triton.tiling import next_power_of_two
 from kernels.triton.weights import MAX_VOCAB_SIZE
 
 MAX_BLOCK = 4096
-"""Tokens that a program takes at once: 8 per thread of 16 warps."""
-MIN_BLOCK = 512
+"""Tokens that a program takes at once, for 16 warps."""
+MIN_BLOCK = 256
+TOKENS_PER_WARP = 256
+"""8 per thread, and so at least one however small a block is."""
 
 MAX_GATHERED_BYTES = 128 << 20
 """What the candidates of one launch may take: 64 rows of 128k tokens."""
@@ -71,4 +73,5 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
 def draw_options(vocab_size: int) -> dict[str, int]:
     """Compile-time arguments of all four kernels."""
     block = min(MAX_BLOCK, max(MIN_BLOCK, next_power_of_two(vocab_size)))
-    return {"BLOCK": block, "num_warps": 16, "enable_fp_fusion": False}
+    num_warps = max(1, block // TOKENS_PER_WARP)
+    return {"BLOCK": block, "num_warps": num_warps, "enable_fp_fusion": False}
