@@ -129,23 +129,24 @@ void score(const float* queries, int head_dim, const Element* const* keys, const
 // Turns the first `count` scores into powers of two relative to the largest, the rest of the groups into 0.
 inline void soften(float* scores, int count, int num_groups, float& largest_score, float& total) {
   using namespace simd;
+  constexpr int kTogether = 4;
+  static_assert(kTileGroups % kTogether == 0);
+  const int end = (num_groups + kTogether - 1) / kTogether * kTogether * kLanes;
   const float lowest = -std::numeric_limits<float>::infinity();
-  std::fill(scores + count, scores + num_groups * kLanes, lowest);
+  std::fill(scores + count, scores + end, lowest);
   Floats top = splat(lowest), sums = {};
-  for (int g = 0; g < num_groups; ++g) top = max(top, load(scores + g * kLanes));
+  for (int i = 0; i < end; i += kLanes) top = max(top, load(scores + i));
   largest_score = largest(top);
-  in_chunks<4>(num_groups, [&](auto size, int first) {
-    constexpr int kGroups = decltype(size)::value;
-    Floats e[kGroups];
-    QUIRE_UNROLL for (int g = 0; g < kGroups; ++g) {
-      e[g] = load(scores + (first + g) * kLanes) - splat(largest_score);
-    }
+  top = splat(largest_score);
+  for (int i = 0; i < end; i += kTogether * kLanes) {
+    Floats e[kTogether];
+    QUIRE_UNROLL for (int g = 0; g < kTogether; ++g) e[g] = load(scores + i + g * kLanes) - top;
     power_of_two(e);
-    QUIRE_UNROLL for (int g = 0; g < kGroups; ++g) {
-      store(scores + (first + g) * kLanes, e[g]);
+    QUIRE_UNROLL for (int g = 0; g < kTogether; ++g) {
+      store(scores + i + g * kLanes, e[g]);
       sums = sums + e[g];
     }
-  });
+  }
   total = sum(sums);
 }
 

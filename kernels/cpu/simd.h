@@ -60,16 +60,23 @@ inline void prefetch(const void* start, int num_bytes) {
   for (int i = 0; i < num_bytes; i += kLine) prefetch_line(static_cast<const char*>(start) + i);
 }
 
+// All lanes by `operation` in pairs, then those in pairs.
+template <class Operation>
+inline float fold(Floats v, const Operation& operation) {
+  float parts[kLanes];
+  store(parts, v);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    QUIRE_UNROLL for (int i = 0; i < half; ++i) parts[i] = operation(parts[i], parts[i + half]);
+  }
+  return parts[0];
+}
+
 inline float sum(Floats v) {
-  float total = v[0];
-  for (int i = 1; i < kLanes; ++i) total += v[i];
-  return total;
+  return fold(v, [](float a, float b) { return a + b; });
 }
 
 inline float largest(Floats v) {
-  float best = v[0];
-  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+  return fold(v, [](float a, float b) { return b > a ? b : a; });
 }
 
 inline float float_of_bits(int32_t bits) {
