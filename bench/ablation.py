@@ -90,7 +90,7 @@ async def measure(model: Path, threads: int, mode: Mode) -> Figures:
         options = (*mode.options, "--num-blocks", str(mode.num_blocks))
         environment = {
             "QUIRE_BLOCK_SIZE": str(mode.block_size),
-            "QUIRE_KV_DTYPE": "bfloat16",
+            "QUIRE_KV_CACHE_DTYPE": "bfloat16",
             "QUIRE_HANG_TIMEOUT_S": "300",
         }
         async with quire.serve(setup, options, environment) as server:

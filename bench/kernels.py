@@ -1,6 +1,7 @@
 """The native CPU decoder against this machine's limits, phase by phase.
 
     python -m bench.kernels --model PATH [--threads 2] [--compute auto|float32]
+        [--kv-cache-dtype float32|bfloat16|int8]
 
 For steps of several kinds, prints tokens a second and, per phase, milliseconds, operations and
 weight bytes a second, and the share of the roofline: the larger of bytes / read bandwidth and
@@ -31,6 +32,8 @@ from worker_svc.weights.gguf import load_gguf
 
 BLOCK_SIZE = 16
 NUM_TRIES = 12
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+DEFAULT_KV = {"auto": "bfloat16", "float32": "float32"}
 MATRICES_OF_PHASES = {
     "query_key_value": ("query", "key", "value"),
     "attention_output": ("attention_output",),
@@ -136,7 +139,7 @@ def run(
         dtype=kv_dtype,
         device=torch.device("cpu"),
         kernels=reference,
-    ).device_blocks.fill_(0.01)
+    ).device_blocks.fill_(0 if kv_dtype == torch.int8 else 0.01)
     token_ids = torch.arange(work.num_tokens) % spec.vocab_size
     logit_rows = batch.query_start[1:].long() - 1
     best, phases = float("inf"), dict.fromkeys(PHASES, 0.0)
@@ -187,6 +190,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compute", choices=("auto", "float32"), default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default=None)
     arguments = parser.parse_args()
     roofline = measure_roofline(arguments.threads)
     print(
@@ -196,7 +200,7 @@ def main() -> None:
     )
     spec = read_model_spec(arguments.model)
     weights = load_gguf(spec)
-    kv_dtype = torch.bfloat16 if arguments.compute == "auto" else torch.float32
+    kv_dtype = KV_DTYPES[arguments.kv_cache_dtype or DEFAULT_KV[arguments.compute]]
     start_s = time.perf_counter()
     decoder = load_decoder(
         spec,

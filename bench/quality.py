@@ -22,6 +22,7 @@ from scheduler_svc.text.tokenizer import TextModel
 from shared.model_files import read_model_spec
 from shared.model_spec import ModelSpec
 from worker_svc.config import EngineConfig
+from worker_svc.kv_cache import block_shape
 from worker_svc.models.registry import LoadedModel, load_model
 
 TEXT = Path(__file__).with_name("texts") / "coriolanus.txt"
@@ -32,10 +33,12 @@ REFERENCE = "float32"
 MODES: dict[str, tuple[str, str]] = {
     REFERENCE: ("float32", "float32"),
     "float32, KV in bfloat16": ("float32", "bfloat16"),
+    "float32, KV in int8": ("float32", "int8"),
     "auto, KV in float32": ("auto", "float32"),
     "auto": ("auto", "auto"),
+    "auto, KV in int8": ("auto", "int8"),
 }
-"""`--dtype` and `--kv-dtype` of the worker by mode."""
+"""`--dtype` and `--kv-cache-dtype` of the worker by mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,8 @@ def log_likelihoods(
     """For each of `token_ids` [n] int64 but the first: its log-probability, [n - 1] float64, and
     the likeliest token in its place, [n - 1] int64. n is at most the context's length."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-    kv_cache = torch.zeros(shape, dtype=model.kv_dtype)
+    shape = block_shape(spec, BLOCK_SIZE, model.kv_dtype)
+    kv_cache = torch.zeros(num_blocks, *shape, dtype=model.kv_dtype)
     log_probs, best = [], []
     for start in range(0, len(token_ids) - 1, CHUNK_TOKENS):
         end = min(start + CHUNK_TOKENS, len(token_ids) - 1)

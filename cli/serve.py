@@ -33,6 +33,10 @@ ADMIN_TIMEOUT_S = 2.0
 REMOTE_ONLY = ("QUIRE_TLS_CERT", "QUIRE_TOKEN_FILE", "QUIRE_ADMIN_TOKEN_FILE")
 """Settings of a scheduler that others reach; `serve` would not get through to its own."""
 
+KvCacheDtypeOption = Annotated[
+    str | None, typer.Option(help="of the KV cache: auto, float32, bfloat16, float16 or int8")
+]
+
 
 @dataclass(slots=True)
 class Stop:
@@ -68,6 +72,7 @@ def serve(
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16; auto is the fastest")
     ] = None,
+    kv_cache_dtype: KvCacheDtypeOption = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of all workers together")
     ] = None,
@@ -117,6 +122,7 @@ def serve(
             scheduler_endpoint=endpoint,
             device=device,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             kv_memory=kv_memory,
             num_blocks=num_blocks,
         )

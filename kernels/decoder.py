@@ -84,7 +84,7 @@ class Decoder(Protocol):
         """Computes the step's tokens and stores their keys and values in `kv_cache` (in place).
 
         token_ids   [num_tokens] int64, in the row order of `batch`
-        kv_cache    [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; what stands
+        kv_cache    [num_blocks, num_layers, 2, num_kv_heads, block_size, row_size]; what stands
                     within a block is the decoder's own business
         logit_rows  [n] int64, the rows whose next token is sampled
         Returns the logits of those rows, [n, vocab_size] float32; they hold until the next call.

@@ -3,7 +3,10 @@
 The KV cache of a replica is one tensor with the block outermost, so that one block over all layers
 is one contiguous run of bytes (a swap or a copy is one move):
 
-    kv_cache  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; 2 = keys, values
+    kv_cache  # [num_blocks, num_layers, 2, num_kv_heads, block_size, row_size]; 2 = keys, values
+
+row_size is head_dim; where the cache is int8 (on the CPU alone), a row is head_dim quants and the
+4 bytes of a float32 scale: a number is its quant times the scale, largest magnitude / 127.
 
 A slot is `block * block_size + offset in block`. Query head h reads KV head
 h // (num_heads // num_kv_heads). `kernels.reference` is the oracle and last fallback.
@@ -15,6 +18,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+KV_SCALE_BYTES = 4
+
+
+def kv_row_size(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements that a KV cache of `dtype` has for the key, or the value, of a position and head."""
+    return head_dim + (KV_SCALE_BYTES if dtype == torch.int8 else 0)
 
 
 @dataclass(frozen=True, slots=True)

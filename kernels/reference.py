@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.interface import AttentionBatch
+from kernels.interface import KV_SCALE_BYTES, AttentionBatch
 
 
 def write_kv(
@@ -23,8 +23,8 @@ def write_kv(
     block_size = kv_cache.shape[4]
     blocks, offsets = slots // block_size, slots % block_size
     # Two index tensors apart from each other put the indexed dimension first: [num_tokens, ...].
-    kv_cache[:, layer, 0][blocks, :, offsets] = keys.to(kv_cache.dtype)
-    kv_cache[:, layer, 1][blocks, :, offsets] = values.to(kv_cache.dtype)
+    kv_cache[:, layer, 0][blocks, :, offsets] = _stored(keys, kv_cache.dtype)
+    kv_cache[:, layer, 1][blocks, :, offsets] = _stored(values, kv_cache.dtype)
 
 
 def paged_attention(
@@ -58,17 +58,38 @@ def copy_blocks(
     target[target_blocks.to(target.device)] = blocks.to(target.device)
 
 
+def _stored(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of the cache [..., row_size] of vectors [..., head_dim]. One with a NaN or an infinity
+    gets a NaN for its scale."""
+    if dtype != torch.int8:
+        return vectors.to(dtype)
+    wide = vectors.float()
+    scales = wide.abs().amax(dim=-1, keepdim=True) / 127
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    inverses = torch.where(scales > 1e-37, 1 / scales, 0)
+    quants = (wide * inverses).nan_to_num(0.0).round().to(torch.int8)
+    return torch.cat((quants, scales.view(torch.int8)), dim=-1)
+
+
+def _loaded(rows: torch.Tensor) -> torch.Tensor:
+    """Vectors [..., head_dim] in float32 of rows of the cache [..., row_size]."""
+    if rows.dtype != torch.int8:
+        return rows.float()
+    scales = rows[..., -KV_SCALE_BYTES:].contiguous().view(torch.float32)
+    return rows[..., :-KV_SCALE_BYTES].float() * scales
+
+
 def _attend(query: torch.Tensor, blocks: torch.Tensor, seq_len: int, scale: float) -> torch.Tensor:
     """Attention of one sequence's last rows.
 
     query   [num_rows, num_heads, head_dim]
-    blocks  [num_blocks, 2, num_kv_heads, block_size, head_dim], the sequence's in order
+    blocks  [num_blocks, 2, num_kv_heads, block_size, row_size], the sequence's in order
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = blocks.shape[2]
     group = num_heads // num_kv_heads
     # [2, num_kv_heads, seq_len, head_dim]
-    key, value = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len].float()
+    key, value = _loaded(blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len])
     # The query heads of one KV head are rows of one matrix, so its keys are read once:
     # [num_kv_heads, num_rows * group, head_dim], row-major over (row, head of the group).
     packed = query.reshape(num_rows, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)

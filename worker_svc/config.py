@@ -18,6 +18,7 @@ from worker_svc.cpus import parse_cpus
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "int8")
 BACKENDS = ("auto", "native", "torch")
 MAX_WORKER_ID_BYTES = 64
 MAX_BLOCK_SIZE = 4096
@@ -35,7 +36,8 @@ class EngineConfig:
     """One of DTYPES: of the arithmetic. auto: on the CPU the file's own quantised blocks, by the
     native kernels, else float32; on CUDA bfloat16."""
     kv_dtype: str = "auto"
-    """One of DTYPES: of the KV cache. auto follows the arithmetic."""
+    """One of KV_DTYPES: of the KV cache. auto follows the arithmetic, and is bfloat16 beside
+    quantised weights. int8, on the CPU alone, has a scale for each position and KV head."""
     backend: str = "auto"
     """One of BACKENDS, on the CPU: own native kernels or torch; auto prefers native."""
     block_size: int = 16
@@ -99,7 +101,7 @@ _FLAGS = (
     Flag("--worker-id", _worker_id, None, "unique name; default: host and process id"),
     Flag("--device", one_of(DEVICES), "auto", ", ".join(DEVICES)),
     Flag("--dtype", one_of(DTYPES), "auto", "arithmetic: " + ", ".join(DTYPES)),
-    Flag("--kv-dtype", one_of(DTYPES), "auto", "KV cache: " + ", ".join(DTYPES)),
+    Flag("--kv-cache-dtype", one_of(KV_DTYPES), "auto", "KV cache: " + ", ".join(KV_DTYPES)),
     Flag("--backend", one_of(BACKENDS), "auto", "on the CPU: " + ", ".join(BACKENDS)),
     Flag("--block-size", _block_size, 16, "token slots in a KV block"),
     Flag("--num-blocks", positive_int, None, "KV blocks on the device, instead of --kv-memory"),
@@ -130,8 +132,8 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfi
         raise ConfigError("no model given: use --model PATH or QUIRE_MODEL")
     if args.backend == "native" and args.dtype in ("bfloat16", "float16"):
         raise ConfigError(f"--backend native computes in auto or float32, not in {args.dtype}")
-    if args.backend == "native" and args.kv_dtype == "float16":
-        raise ConfigError("--backend native keeps the KV cache in float32 or bfloat16")
+    if args.backend == "native" and args.kv_cache_dtype == "float16":
+        raise ConfigError("--backend native keeps the KV cache in float32, bfloat16 or int8")
     secret = args.worker_secret_file and read_secret(args.worker_secret_file)
     try:
         Endpoint.parse(args.scheduler_endpoint).require_secret(secret)
@@ -142,7 +144,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfi
             model_path=args.model,
             device=args.device,
             dtype=args.dtype,
-            kv_dtype=args.kv_dtype,
+            kv_dtype=args.kv_cache_dtype,
             backend=args.backend,
             block_size=args.block_size,
             num_blocks=args.num_blocks,

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import torch
 
-from kernels.interface import Kernels
+from kernels.interface import Kernels, kv_row_size
 from shared.errors import ProtocolError
 from shared.model_spec import ModelSpec
 from shared.plan import CacheOp, CacheOpKind
@@ -16,14 +16,15 @@ from shared.plan import CacheOp, CacheOpKind
 ALIGNMENT_BYTES = 64  # a cache line
 
 
-def block_shape(spec: ModelSpec, block_size: int) -> tuple[int, ...]:
-    """[num_layers, 2, num_kv_heads, block_size, head_dim], see `kernels.interface`."""
-    return (spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
+def block_shape(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """[num_layers, 2, num_kv_heads, block_size, row_size], see `kernels.interface`."""
+    row_size = kv_row_size(spec.head_dim, dtype)
+    return (spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
-    return prod(block_shape(spec, block_size)) * dtype.itemsize
+    return prod(block_shape(spec, block_size, dtype)) * dtype.itemsize
 
 
 class KvCache:
@@ -40,7 +41,7 @@ class KvCache:
         device: torch.device,
         kernels: Kernels,
     ) -> None:
-        shape = block_shape(spec, block_size)
+        shape = block_shape(spec, block_size, dtype)
         self._kernels = kernels
         if device.type == "cpu":
             self.device_blocks = _lazy_zeros((num_device_blocks, *shape), dtype)

@@ -61,7 +61,7 @@ struct TileRuns {
     for (int g = 0; g < num_groups(); ++block) {
       const Element* run = cache.run(*block, layer, 0, kv_head);
       for (; offset < cache.block_size && g < num_groups(); offset += simd::kLanes, ++g) {
-        keys[g] = run + offset * cache.head_dim;
+        keys[g] = run + offset / simd::kLanes * cache.group_size();
         values[g] = keys[g] + to_values;
       }
       offset = 0;
@@ -111,7 +111,7 @@ void score(const float* queries, int head_dim, const Element* const* keys, const
   constexpr int kPair = 2 * kLanes, kPairBytes = kPair * static_cast<int>(sizeof(Element));
   Floats sums[kQueries][kGroups];
   clear(sums);
-  for (int d = 0, pair = 0; d < head_dim; d += 2, pair += kPair) {
+  for (int d = 0, pair = kGroupHead<Element>; d < head_dim; d += 2, pair += kPair) {
     if (later != nullptr && d / 2 * kPairBytes % 64 < kPairBytes) {
       for (int g = 0; g < kGroups; ++g) prefetch(later[g] + pair, kPairBytes);
     }
@@ -122,7 +122,10 @@ void score(const float* queries, int head_dim, const Element* const* keys, const
                  [&](int g) { return load_of_pair<1>(keys[g] + pair); }, sums);
   }
   QUIRE_UNROLL for (int q = 0; q < kQueries; ++q) {
-    QUIRE_UNROLL for (int g = 0; g < kGroups; ++g) store(scores + q * kTile + g * kLanes, sums[q][g]);
+    QUIRE_UNROLL for (int g = 0; g < kGroups; ++g) {
+      if constexpr (kScaleSize<Element> != 0) sums[q][g] = sums[q][g] * load_scales(keys[g]);
+      store(scores + q * kTile + g * kLanes, sums[q][g]);
+    }
   }
 }
 
@@ -150,6 +153,14 @@ inline void soften(float* scores, int count, int num_groups, float& largest_scor
   total = sum(sums);
 }
 
+// Weights of values become weights of their quants.
+inline void scale_weights(float* weights, const TileRuns<int8_t>& runs) {
+  for (int g = 0; g < runs.num_groups(); ++g) {
+    float* w = weights + g * simd::kLanes;
+    simd::store(w, simd::load(w) * load_scales(runs.values[g]));
+  }
+}
+
 // out [kQueries][head_dim], kVectors vectors from dimension d: weights [kQueries][kTile] times values.
 // Asks for the share of these dimensions of the groups of elements at `later` meanwhile, if any.
 template <int kQueries, int kVectors, class Element>
@@ -160,7 +171,7 @@ void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, in
   Floats sums[kQueries][kVectors];
   clear(sums);
   for (int first = 0; first < runs.num_positions; first += kLanes) {
-    const Element* row = runs.values[first / kLanes] + 2 * d;
+    const Element* row = runs.values[first / kLanes] + kGroupHead<Element> + 2 * d;
     const int end = std::min(first + kLanes, runs.num_positions);
     const Element* ask = later == nullptr ? nullptr : later[first / kLanes] + d * kLanes;
     for (int i = first; i < end; i += 2, row += 2 * head_dim) {
@@ -245,6 +256,7 @@ struct Attention {
       const int seen = visible(rows, q, tile);
       if (seen > 0) {
         soften(scores + q * kTile, seen, num_groups, out.largest[q], out.total[q]);
+        if constexpr (kScaleSize<Element> != 0) scale_weights(scores + q * kTile, runs);
       } else {
         std::fill_n(scores + q * kTile, num_groups * simd::kLanes, 0.0f);
         out.total[q] = 0.0f;

@@ -123,10 +123,10 @@ Error Decoder::forward(const Step& step) {
   plan_.build(step.num_seqs, step.query_start, step.seq_lens, step.block_tables, step.table_size);
   pool_.begin_step();
   timed(Phase::kEmbed, [&] { embed(step); });
-  if (config_.kv_is_bfloat != 0) {
-    run_layers<uint16_t>(step);
-  } else {
-    run_layers<float>(step);
+  switch (static_cast<KvType>(config_.kv_type)) {
+    case KvType::kFloat32: run_layers<float>(step); break;
+    case KvType::kBfloat16: run_layers<uint16_t>(step); break;
+    case KvType::kInt8: run_layers<int8_t>(step); break;
   }
   timed(Phase::kLogits, [&] { compute_logits(step); });
   pool_.end_step();

@@ -38,7 +38,7 @@ struct Config {
   int32_t head_dim;
   int32_t vocab_size;
   int32_t with_quants;   // activations in 8 bits where weights are quantised
-  int32_t kv_is_bfloat;  // else float32
+  int32_t kv_type;       // KvType
   int32_t num_threads;
   int32_t max_num_tokens;
   float rms_norm_eps;
@@ -72,6 +72,8 @@ enum class Error : int32_t {
   kLogitRow,
   kOutOfMemory,
 };
+
+enum class KvType : int32_t { kFloat32, kBfloat16, kInt8 };
 
 enum class MatrixName : int32_t { kQuery, kKey, kValue, kAttentionOutput, kGate, kUp, kDown, kOutput };
 constexpr int kMatricesPerLayer = 7;

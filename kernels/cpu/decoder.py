@@ -21,7 +21,7 @@ from kernels.cpu.library import (
     load_library,
 )
 from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionBatch, kv_row_size
 from shared.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,9 @@ Compute = Literal["auto", "float32"]
 
 MAX_KEPT_LOGITS = 256
 """Rows of logits whose memory is kept from step to step."""
+
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+"""Of the KV cache; the index is the library's number (`KvType` in decoder.h)."""
 
 _DENSE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _MATRICES = (
@@ -58,7 +61,7 @@ def load_decoder(
 
     compute         "auto": quantised weights meet activations of 8 bits (one scale per row and 32
                     columns); "float32": every weight at its float32 value, float32 arithmetic
-    kv_dtype        of the KV cache: torch.float32 or torch.bfloat16
+    kv_dtype        of the KV cache: one of KV_DTYPES
     max_num_tokens  most tokens, and most logit rows, of one step
     block_size      token slots in a KV block
     progress        called with the share of the weights done, 0 to 1
@@ -115,7 +118,7 @@ class NativeDecoder:
     ) -> None:
         """See `load_decoder`. MemoryError if the weights do not fit."""
         lanes = int(library.quire_num_lanes())
-        assert kv_dtype in (torch.float32, torch.bfloat16), f"no KV cache of {kv_dtype}"
+        assert kv_dtype in KV_DTYPES, f"no KV cache of {kv_dtype}"
         assert spec.head_dim % lanes == 0, f"head_dim is not a multiple of {lanes}"
         assert spec.num_heads % spec.num_kv_heads == 0
         assert len(weights.layers) == spec.num_layers > 0
@@ -134,7 +137,7 @@ class NativeDecoder:
             head_dim=spec.head_dim,
             vocab_size=spec.vocab_size,
             with_quants=int(compute == "auto"),
-            kv_is_bfloat=int(kv_dtype == torch.bfloat16),
+            kv_type=KV_DTYPES.index(kv_dtype),
             num_threads=num_threads,
             max_num_tokens=max_num_tokens,
             rms_norm_eps=spec.rms_norm_eps,
@@ -165,7 +168,8 @@ class NativeDecoder:
         has been computed then."""
         spec = self._spec
         num_blocks, block_size = kv_cache.shape[0], kv_cache.shape[4]
-        run_shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
+        row_size = kv_row_size(spec.head_dim, self._kv_dtype)
+        run_shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
         assert kv_cache.shape[1:] == run_shape, f"KV cache of shape {tuple(kv_cache.shape)}"
         assert kv_cache.dtype == self._kv_dtype and kv_cache.is_contiguous()
         assert block_size % self._lanes == 0, f"block_size is not a multiple of {self._lanes}"

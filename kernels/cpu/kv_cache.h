@@ -1,24 +1,49 @@
 // The paged KV cache as this decoder lays it out.
 //
-// A block holds [num_layers, 2, num_kv_heads] runs, and a run groups of kLanes positions. In a group,
+// A block holds [num_layers, 2, num_kv_heads] runs, and a run groups of kLanes positions. A group of int8
+// begins with its positions' scales in float32: a number is a quant times its position's scale. Then
 // vectors stand in pairs. Keys: [head_dim / 2], a pair being two dimensions of kLanes positions, so that
 // their scores need no sums across lanes. Values: [kLanes / 2][head_dim / kLanes], a pair being kLanes
 // dimensions of two positions. A pair of bfloat16 is taken apart in two instructions: one vector stands in
-// the lower halves of its 32-bit words, the other in the upper halves. Those of float32 stand one after
-// the other.
+// the lower halves of its 32-bit words, the other in the upper halves. Those of other types stand one
+// after the other.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "simd.h"
 
 namespace quire {
 
+// Elements that hold a position's scale, of a head's keys or values
+template <class Element>
+constexpr int kScaleSize = 0;
+template <>
+inline constexpr int kScaleSize<int8_t> = sizeof(float);
+
+// Elements of a group before its first pair
+template <class Element>
+constexpr int kGroupHead = kScaleSize<Element> * simd::kLanes;
+
+// The scales of the group at p
+inline simd::Floats load_scales(const int8_t* p) {
+  simd::Floats scales;
+  std::memcpy(&scales, p, sizeof scales);
+  return scales;
+}
+
 // Vector `kSecond` (0 or 1) of the pair at p
 template <int kSecond>
 inline simd::Floats load_of_pair(const float* p) {
   return simd::load(p + kSecond * simd::kLanes);
+}
+template <int kSecond>
+inline simd::Floats load_of_pair(const int8_t* p) {
+  return simd::load_signed_bytes(p + kSecond * simd::kLanes);
 }
 template <int kSecond>
 inline simd::Floats load_of_pair(const uint16_t* p) {
@@ -32,6 +57,10 @@ inline simd::Floats load_of_pair(const uint16_t* p) {
 inline void put_in_pair(float* p, int second, int lane, float value) {
   p[second * simd::kLanes + lane] = value;
 }
+// An integer, rounded to the nearest even; it fits
+inline void put_in_pair(int8_t* p, int second, int lane, float value) {
+  p[second * simd::kLanes + lane] = static_cast<int8_t>(std::nearbyintf(value));
+}
 // bfloat16, rounded to the nearest even
 inline void put_in_pair(uint16_t* p, int second, int lane, float value) {
   uint32_t bits;
@@ -39,7 +68,21 @@ inline void put_in_pair(uint16_t* p, int second, int lane, float value) {
   p[2 * lane + second] = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-template <class Element>  // float, or uint16_t for bfloat16
+// A vector's scale, largest magnitude / 127, to `scale`; returns what its numbers are multiplied by. A
+// vector with a NaN or an infinity gets a NaN for scale, which every score or sum of it then is.
+inline float put_scale(const float* vector, int size, int8_t* scale) {
+  float magnitude = 0.0f;
+  bool is_finite = true;
+  for (int d = 0; d < size; ++d) {
+    magnitude = std::max(magnitude, std::fabs(vector[d]));
+    is_finite &= std::fabs(vector[d]) <= std::numeric_limits<float>::max();
+  }
+  const float step = is_finite ? magnitude / 127.0f : std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(scale, &step, sizeof step);
+  return step > 1e-37f ? 1.0f / step : 0.0f;
+}
+
+template <class Element>  // float, uint16_t for bfloat16, or int8_t
 struct KvCache {
   Element* data;
   int num_layers;
@@ -47,7 +90,8 @@ struct KvCache {
   int block_size;
   int head_dim;
 
-  int run_size() const { return block_size * head_dim; }  // elements
+  int group_size() const { return simd::kLanes * (head_dim + kScaleSize<Element>); }  // elements
+  int run_size() const { return block_size / simd::kLanes * group_size(); }
 
   Element* run(int64_t block, int layer, int kind, int kv_head) const {
     const int64_t index = ((block * num_layers + layer) * 2 + kind) * num_kv_heads + kv_head;
@@ -57,17 +101,32 @@ struct KvCache {
   void write(int64_t slot, int layer, int kv_head, const float* key, const float* value) const {
     const int64_t block = slot / block_size;
     const int offset = static_cast<int>(slot % block_size);
-    const int place = offset % simd::kLanes, group = (offset - place) * head_dim;
-    Element* keys = run(block, layer, 0, kv_head) + group;
-    Element* values = run(block, layer, 1, kv_head) + group + place / 2 * 2 * head_dim;
-    for (int d = 0; d < head_dim; d += 2) {
-      put_in_pair(keys + d * simd::kLanes, 0, place, key[d]);
-      put_in_pair(keys + d * simd::kLanes, 1, place, key[d + 1]);
-    }
-    for (int d = 0; d < head_dim; d += simd::kLanes) {
-      QUIRE_UNROLL for (int i = 0; i < simd::kLanes; ++i) {
-        put_in_pair(values + 2 * d, place % 2, i, value[d + i]);
+    const int place = offset % simd::kLanes, group = offset / simd::kLanes * group_size();
+    write_vector(run(block, layer, 0, kv_head) + group, place, key, [&](Element* pairs, const auto& number) {
+      for (int d = 0; d < head_dim; d += 2) {
+        put_in_pair(pairs + d * simd::kLanes, 0, place, number(d));
+        put_in_pair(pairs + d * simd::kLanes, 1, place, number(d + 1));
       }
+    });
+    write_vector(run(block, layer, 1, kv_head) + group, place, value, [&](Element* pairs, const auto& number) {
+      pairs += place / 2 * 2 * head_dim;
+      for (int d = 0; d < head_dim; d += simd::kLanes) {
+        QUIRE_UNROLL for (int i = 0; i < simd::kLanes; ++i) {
+          put_in_pair(pairs + 2 * d, place % 2, i, number(d + i));
+        }
+      }
+    });
+  }
+
+ private:
+  // Calls put(the pairs of the group at p, the vector's numbers by dimension), its scale taken out.
+  template <class Put>
+  void write_vector(Element* p, int place, const float* vector, const Put& put) const {
+    if constexpr (kScaleSize<Element> != 0) {
+      const float factor = put_scale(vector, head_dim, p + place * kScaleSize<Element>);
+      put(p + kGroupHead<Element>, [=](int d) { return factor == 0.0f ? 0.0f : vector[d] * factor; });
+    } else {
+      put(p, [=](int d) { return vector[d]; });
     }
   }
 };

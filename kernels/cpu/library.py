@@ -86,7 +86,7 @@ class Config(ctypes.Structure):
         ("head_dim", c_int32),
         ("vocab_size", c_int32),
         ("with_quants", c_int32),
-        ("kv_is_bfloat", c_int32),
+        ("kv_type", c_int32),
         ("num_threads", c_int32),
         ("max_num_tokens", c_int32),
         ("rms_norm_eps", c_float),

@@ -37,6 +37,11 @@ inline Floats load_bfloat(const uint16_t* p) {
   return (Floats)_mm256_slli_epi32(wide, 16);
 }
 
+// kLanes signed bytes as numbers
+inline Floats load_signed_bytes(const int8_t* p) {
+  return to_floats((Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+
 // kLanes integers as bytes; they fit
 inline void store_bytes(int8_t* p, Ints v) {
   const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v),

@@ -37,6 +37,11 @@ inline Floats load_bfloat(const uint16_t* p) {
   return (Floats)_mm512_slli_epi32(wide, 16);
 }
 
+// kLanes signed bytes as numbers
+inline Floats load_signed_bytes(const int8_t* p) {
+  return to_floats((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+
 // kLanes integers as bytes; they fit
 inline void store_bytes(int8_t* p, Ints v) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));

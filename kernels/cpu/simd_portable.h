@@ -63,6 +63,13 @@ inline Floats load_bfloat(const uint16_t* p) {
   return reinterpret_cast<Floats>(v);
 }
 
+// kLanes signed bytes as numbers
+inline Floats load_signed_bytes(const int8_t* p) {
+  Floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = static_cast<float>(p[i]);
+  return v;
+}
+
 // kLanes integers as bytes; they fit
 inline void store_bytes(int8_t* p, Ints v) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v[i]);

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kernels import reference
 from kernels.dispatch import select_kernels
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionBatch, kv_row_size
 from tests.kernels.cases import LAYER, Shape, make_case
 
 CPU = torch.device("cpu")
@@ -53,6 +55,30 @@ def test_write_puts_every_row_at_its_slot_and_nowhere_else() -> None:
         assert torch.equal(cache[block, 1, 1, :, offset], values[row])
         cache[block, 1, :, :, offset] = 0
     assert not cache.any()
+
+
+def test_an_int8_cache_keeps_each_vector_within_half_a_step_of_its_scale() -> None:
+    cache = torch.full((3, 2, 2, 2, 8, kv_row_size(32, torch.int8)), -1, dtype=torch.int8)
+    generator = torch.Generator().manual_seed(3)
+    sizes = torch.tensor([1.0, 1e-3, 0.0, 40.0])[:, None, None]
+    keys, values = torch.randn(2, 4, 2, 32, generator=generator) * sizes
+    reference.write_kv(keys, values, cache, 1, torch.tensor([16, 17, 18, 19]))
+    for stored, vectors in zip(cache[2, 1], (keys, values), strict=True):
+        rows = stored[:, :4].transpose(0, 1)
+        scales = rows[..., 32:].contiguous().view(torch.float32)
+        torch.testing.assert_close(scales, vectors.abs().amax(-1, keepdim=True) / 127)
+        errors = (rows[..., :32].float() * scales - vectors).abs()
+        assert (errors <= scales * 0.501).all()
+    # Attention is that over what is kept.
+    shape = Shape(num_heads=2, num_kv_heads=2, head_dim=32, block_size=8)
+    kept = torch.zeros(3, 2, 2, 2, 8, 32)
+    kept[2] = cache[2, ..., :32] * cache[2, ..., 32:].contiguous().view(torch.float32)
+    case = make_case(shape, [(4, 4)], seed=1, device=CPU)
+    batch = replace(case.batch, block_tables=torch.tensor([[2]], dtype=torch.int32))
+    outputs = [
+        reference.paged_attention(case.query, each, 1, batch, shape.scale) for each in (cache, kept)
+    ]
+    assert torch.equal(*outputs)
 
 
 def test_copy_moves_whole_blocks_between_caches_and_within_one() -> None:

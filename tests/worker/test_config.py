@@ -48,7 +48,7 @@ def test_a_flag_wins_over_the_environment() -> None:
         ([*MODEL, "--kv-memory", "nan"], "GiB"),
         ([*MODEL, "--worker-id", "w" * 65], "64"),
         ([*MODEL, "--backend", "native", "--dtype", "float16"], "native"),
-        ([*MODEL, "--backend", "native", "--kv-dtype", "float16"], "float32 or bfloat16"),
+        ([*MODEL, "--backend", "native", "--kv-cache-dtype", "float16"], "bfloat16 or int8"),
         ([*MODEL, "--scheduler-endpoint", "http://x"], "tcp://HOST:PORT"),
         ([*MODEL, "--scheduler-endpoint", "tcp://10.0.0.1:1"], "needs a shared secret"),
         ([*MODEL, "--worker-secret-file", "/nonexistent"], "cannot read the secret"),

@@ -60,7 +60,7 @@ def logits_by_step(path: Path, prompts: list[list[int]], chunks: list[int]) -> l
         num_blocks=64,
         vocab_size=spec.vocab_size,
     )
-    cache = torch.full((64, *block_shape(spec, BLOCK_SIZE)), float("nan"))
+    cache = torch.full((64, *block_shape(spec, BLOCK_SIZE, torch.float32)), float("nan"))
     # Blocks of the sequences lie mixed, so that only the block table finds them.
     num_blocks = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
     shuffled = np.random.default_rng(3).permutation(sum(num_blocks)).tolist()
@@ -168,7 +168,7 @@ def test_half_precision_stays_near_float32(tmp_path: Path) -> None:
     assert batch is not None
     expected = reference_logits(model, prompt)[-1]
     for dtype in (torch.bfloat16, torch.float16):
-        cache = torch.zeros(2, *block_shape(spec, BLOCK_SIZE), dtype=dtype)
+        cache = torch.zeros(2, *block_shape(spec, BLOCK_SIZE, dtype), dtype=dtype)
         decoder = load_decoder(spec, dtype)
         logits = decoder.forward(batch.token_ids, batch.attention, cache, batch.logit_rows)[0]
         assert logits.dtype == torch.float32

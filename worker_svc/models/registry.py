@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 TORCH_DECODERS = {"llama": LlamaDecoder}
 NATIVE_DTYPES = ("auto", "float32")
-NATIVE_KV_DTYPES = ("auto", "float32", "bfloat16")
+NATIVE_KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
 WEIGHT_LOADERS: dict[str, Callable[[ModelSpec], DecoderWeights]] = {
     "gguf": load_gguf,
     "safetensors": load_safetensors,
@@ -50,6 +50,8 @@ def load_model(
     """
     if spec.architecture not in TORCH_DECODERS:
         raise ModelLoadError(f"{spec.path}: architecture {spec.architecture!r} is not supported")
+    if device.type == "cuda" and config.kv_dtype == "int8":
+        raise ConfigError("--kv-cache-dtype int8 is for --device cpu; on CUDA take bfloat16")
     weights = WEIGHT_LOADERS[spec.file_format](spec)
     if device.type == "cpu" and config.backend != "torch":
         native = _load_native(spec, weights, config, max_num_batched_tokens, progress)

@@ -43,6 +43,9 @@ inline simde__m512i widen(__m256i v) {
   return join<simde__m512i>(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(v)),
                             _mm256_cvtepu16_epi32(_mm256_extracti128_si256(v, 1)));
 }
+inline simde__m512i widen_signed(__m128i v) {
+  return join<simde__m512i>(_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)));
+}
 inline __m128i to_bytes(simde__m512i v) {
   int32_t lanes[16];
   std::memcpy(lanes, &v, sizeof lanes);
@@ -59,4 +62,6 @@ inline __m128i to_bytes(simde__m512i v) {
 #define _mm512_cvtps_epi32(v) emulated::to_ints(v)
 #define _mm512_cvtph_ps(v) emulated::from_halves(v)
 #define _mm512_cvtepu16_epi32(v) emulated::widen(v)
+#undef _mm512_cvtepi8_epi32
+#define _mm512_cvtepi8_epi32(v) emulated::widen_signed(v)
 #define _mm512_cvtepi32_epi8(v) emulated::to_bytes(v)

@@ -10,7 +10,7 @@ from kernels.cpu.build import detect_isa, find_or_build
 from kernels.cpu.decoder import Compute, NativeDecoder
 from kernels.cpu.library import load_library
 from kernels.decoder import DecoderWeights
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionBatch, kv_row_size
 from shared.model_spec import ModelSpec
 
 KV_DTYPES: dict[Compute, torch.dtype] = {"float32": torch.float32, "auto": torch.bfloat16}
@@ -24,13 +24,14 @@ def make_decoder(
     num_threads: int = 2,
     block_size: int = 16,
     isa: str | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> NativeDecoder:
     return NativeDecoder(
         load_library(find_or_build(isa or detect_isa(spec.head_dim, block_size))),
         spec,
         weights,
         compute=compute,
-        kv_dtype=KV_DTYPES[compute],
+        kv_dtype=kv_dtype or KV_DTYPES[compute],
         num_threads=num_threads,
         max_num_tokens=2048,
     )
@@ -48,6 +49,7 @@ class PagedRun:
         *,
         block_size: int = 16,
         seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.decoder = decoder
         self.sequences = sequences
@@ -57,8 +59,11 @@ class PagedRun:
         num_blocks = sum(needed) + 3
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         self.tables = [list(part) for part in order[: sum(needed)].int().split(needed)]
-        shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
-        self.kv_cache = torch.full((num_blocks, *shape), torch.nan, dtype=KV_DTYPES[compute])
+        dtype = kv_dtype or KV_DTYPES[compute]
+        row_size = kv_row_size(spec.head_dim, dtype)
+        shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
+        nan = -1 if dtype == torch.int8 else torch.nan  # the bytes of a scale that is NaN
+        self.kv_cache = torch.full(shape, nan, dtype=dtype)
 
     def step(self, num_new: Sequence[int]) -> list[torch.Tensor]:
         """Computes the next `num_new[i]` tokens of sequence i (0: it is not in the step); returns

@@ -2,6 +2,7 @@
 
 With `emulate`, it does what the native decoder documents for quantised weights and a bfloat16
 cache: activations rounded to 8 bits per row and block of 32, keys and values rounded to bfloat16.
+With `kv_in_int8`, keys and values are rounded to 8 bits per position and head instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from tests.kernels.cpu.tiny_model import DENSE_DTYPES, dense
 
 
 def reference_logits(
-    spec: ModelSpec, weights: DecoderWeights, token_ids: torch.Tensor, *, emulate: bool
+    spec: ModelSpec,
+    weights: DecoderWeights,
+    token_ids: torch.Tensor,
+    *,
+    emulate: bool,
+    kv_in_int8: bool = False,
 ) -> torch.Tensor:
     """Logits [num_tokens, vocab_size] of one sequence."""
     x = dense(weights.embedding)[token_ids].double()
@@ -23,7 +29,7 @@ def reference_logits(
     angles = (positions[:, None] * weights.inverse_frequencies).double()
     for layer in weights.layers:
         normed = _norm(x, layer.attention_norm, spec)
-        attended = _attention(spec, layer, normed, angles, emulate)
+        attended = _attention(spec, layer, normed, angles, emulate, kv_in_int8)
         x = x + _linear(attended, layer.attention_output, layer.attention_output_bias, emulate)
         normed = _norm(x, layer.mlp_norm, spec)
         gate = _linear(normed, layer.gate, layer.gate_bias, emulate)
@@ -34,7 +40,12 @@ def reference_logits(
 
 
 def _attention(
-    spec: ModelSpec, layer: LayerWeights, normed: torch.Tensor, angles: torch.Tensor, emulate: bool
+    spec: ModelSpec,
+    layer: LayerWeights,
+    normed: torch.Tensor,
+    angles: torch.Tensor,
+    emulate: bool,
+    kv_in_int8: bool,
 ) -> torch.Tensor:
     def heads(matrix: StoredMatrix, bias: torch.Tensor | None) -> torch.Tensor:
         return _linear(normed, matrix, bias, emulate).unflatten(1, (-1, spec.head_dim))
@@ -42,7 +53,9 @@ def _attention(
     query = _rotate(heads(layer.query, layer.query_bias), angles)
     key = _rotate(heads(layer.key, layer.key_bias), angles)
     value = heads(layer.value, layer.value_bias)
-    if emulate:
+    if kv_in_int8:
+        key, value = _in_8_bits(key, spec.head_dim), _in_8_bits(value, spec.head_dim)
+    elif emulate:
         key, value = key.bfloat16().double(), value.bfloat16().double()
     group = spec.num_heads // spec.num_kv_heads
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
@@ -71,7 +84,7 @@ def _linear(
     return y if bias is None else y + bias.double()
 
 
-def _in_8_bits(x: torch.Tensor) -> torch.Tensor:
-    blocks = x.unflatten(-1, (-1, 32))
+def _in_8_bits(x: torch.Tensor, block: int = 32) -> torch.Tensor:
+    blocks = x.unflatten(-1, (-1, block))
     scale = (blocks.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)
     return ((blocks / scale).round() * scale).flatten(-2)

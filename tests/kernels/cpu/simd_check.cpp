@@ -74,6 +74,15 @@ static Ints signed_dot(Bytes weights, Bytes values) {
   }
 }
 
+static void check_signed_bytes() {
+  for (int value = -128; value < 128; ++value) {
+    int8_t bytes[kLanes] = {};
+    bytes[kLanes - 1] = static_cast<int8_t>(value);
+    const Floats got = load_signed_bytes(bytes);
+    expect(got[kLanes - 1] == value && got[0] == 0.0f, "load_signed_bytes", value);
+  }
+}
+
 static void check_dots() {
   const int extremes[] = {-128, -127, -1, 0, 1, 15, 127};
   const int activations[] = {-127, -1, 0, 1, 127};
@@ -109,6 +118,7 @@ int main() {
   check_exp();
   check_power_of_two();
   check_halves();
+  check_signed_bytes();
   check_dots();
   check_rounding();
   return failures == 0 ? 0 : 1;

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.cpu.build import detect_isa
 from kernels.cpu.decoder import Compute
 from tests.kernels.cpu.paged_run import PagedRun, make_decoder, random_tokens
 from tests.kernels.cpu.reference import reference_logits
@@ -77,6 +78,44 @@ def test_dense_weights_may_have_any_number_of_columns() -> None:
 @pytest.mark.parametrize("block_size", [8, 24, 64])
 def test_every_block_size_equals_the_oracle(block_size: int) -> None:
     check(Shape(), ("Q4_1",), "float32", block_size=block_size)
+
+
+@pytest.mark.parametrize("isa", sorted({"portable", detect_isa()}))
+@pytest.mark.parametrize("block_size", [8, 24, 64])
+@pytest.mark.parametrize("name", ["many heads per KV head", "odd vectors", "biases"])
+def test_int8_keys_and_values_equal_the_oracle(name: str, block_size: int, isa: str) -> None:
+    """In steps of the largest of a vector's 127 each; beside exact ones, within what these give."""
+    shape = replace(SHAPES[name], num_layers=1)
+    spec = make_spec(shape)
+    weights = make_weights(shape, ("F32",), torch.Generator().manual_seed(6))
+    sequences = random_tokens(spec, [19, 1, 45, 300])
+    decoder = make_decoder(
+        spec, weights, "float32", block_size=block_size, isa=isa, kv_dtype=torch.int8
+    )
+    run = PagedRun(decoder, spec, "float32", sequences, block_size=block_size, kv_dtype=torch.int8)
+    logits = torch.cat(run.finish(chunk=7))
+    rounded, exact = (
+        torch.cat(
+            [reference_logits(spec, weights, s, emulate=False, kv_in_int8=in_8) for s in sequences]
+        )
+        for in_8 in (True, False)
+    )
+    errors = row_errors(logits, rounded)
+    assert errors.median() < TOLERANCES["float32"]
+    assert errors.max() < 1e-2  # a number on the other side of a rounding boundary
+    assert 1e-5 < row_errors(logits, exact).median() < 1e-2
+
+
+def test_a_vector_that_is_not_finite_is_none_in_int8_either() -> None:
+    shape = Shape(num_layers=1)
+    spec = make_spec(shape)
+    weights = make_weights(shape, ("F32",), torch.Generator().manual_seed(6))
+    bias = torch.zeros(spec.num_kv_heads * spec.head_dim)
+    bias[5] = torch.inf
+    weights = replace(weights, layers=[replace(weights.layers[0], value_bias=bias)])
+    decoder = make_decoder(spec, weights, "float32", kv_dtype=torch.int8)
+    run = PagedRun(decoder, spec, "float32", random_tokens(spec, [9]), kv_dtype=torch.int8)
+    assert run.step([9])[0].isnan().all()
 
 
 @pytest.mark.parametrize("length", [255, 256, 257, 600])
