@@ -207,9 +207,11 @@ def test_preempted(model: Path, asked: Asked, mode: str) -> None:
     assert (counters["swaps_out"] > 0) == (mode == "swap")
 
 
-def interrupted(cluster: Cluster, asked: Asked, moved: set[int]) -> list[Answer]:
-    """All answers, in whose midst the only worker is killed and another one comes: when each stream
-    has begun whose number is not in `moved`."""
+def interrupted(
+    cluster: Cluster, asked: Asked, moved: set[int], *, has_second: bool = False
+) -> list[Answer]:
+    """All answers, in whose midst the newest worker is killed: when each stream has begun whose
+    number is not in `moved`. Unless there `has_second`, another one comes then."""
     with Client(cluster.address) as client, ThreadPoolExecutor(len(asked.requests)) as pool:
         running = [client.generate(request) for request in asked.requests]
         results = [pool.submit(one.result) for one in running]
@@ -219,15 +221,17 @@ def interrupted(cluster: Cluster, asked: Asked, moved: set[int]) -> list[Answer]
 
         eventually(have_begun, PATIENCE_S, "the streams have begun", cluster.tail)
         cluster.workers[-1].kill()
-        cluster.add_worker()
+        if not has_second:
+            cluster.add_worker()
         return [result.result() for result in results]
 
 
 def test_moved_to_another_worker_in_mid_stream(model: Path, asked: Asked) -> None:
     """FIELD-FAILURES, part 4: a seeded request changes on another replica.
 
-    In rounds, until each request has lost a worker in one of them; the first ends some requests
-    while constraints of others are compiled."""
+    In rounds, until each request has lost the only worker in one of them; the first ends some
+    requests while constraints of others are compiled. Then to a second one, which has requests and
+    cached prefixes of its own."""
     flags = (*SCHEDULER, "--no-replica-grace-s", "60")
     moved: set[int] = set()
     with started(Cluster(model, flags, (*WORKER, *AMPLE_POOL))) as cluster:
@@ -239,6 +243,11 @@ def test_moved_to_another_worker_in_mid_stream(model: Path, asked: Asked) -> Non
             assert counters["workers_lost"] == num_lost
             if len(moved) == len(asked.requests):
                 break
+        cluster.add_worker()
+        cluster.wait_ready(2)
+        answers = interrupted(cluster, asked, moved=set(), has_second=True)
+        asked.check(answers)
+        assert 0 < sum(answer.num_recoveries > 0 for answer in answers) < len(answers)
         assert cluster.is_idle()
     assert asked.pairs(sorted(moved)) == every_pair(SAMPLED)
     assert len(moved) == len(asked.requests)
