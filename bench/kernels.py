@@ -23,7 +23,7 @@ import torch
 from kernels import reference
 from kernels.cpu import NativeDecoder, load_decoder
 from kernels.cpu.library import PHASES
-from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
+from kernels.decoder import NO_ROWS, DecoderWeights, LayerWeights, StoredMatrix
 from kernels.interface import AttentionBatch
 from shared.model_files import read_model_spec
 from shared.model_spec import ModelSpec
@@ -141,12 +141,12 @@ def run(
         kernels=reference,
     ).device_blocks.fill_(0 if kv_dtype == torch.int8 else 0.01)
     token_ids = torch.arange(work.num_tokens) % spec.vocab_size
-    logit_rows = batch.query_start[1:].long() - 1
+    last_rows = batch.query_start[1:].long() - 1
     best, phases = float("inf"), dict.fromkeys(PHASES, 0.0)
     for _ in range(NUM_TRIES):
         before = decoder.phase_seconds()
         start_s = time.perf_counter()
-        decoder.forward(token_ids, batch, kv_cache, logit_rows)
+        decoder.forward(token_ids, batch, kv_cache, NO_ROWS, last_rows)
         taken_s = time.perf_counter() - start_s
         if taken_s < best:
             after = decoder.phase_seconds()

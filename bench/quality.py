@@ -67,7 +67,7 @@ def log_likelihoods(
         rows = torch.arange(end - start)
         logits = model.decoder.forward(
             token_ids[start:end], _chunk(start, end, num_blocks), kv_cache, rows
-        )
+        ).logits
         following = token_ids[start + 1 : end + 1]
         log_probs.append(torch.log_softmax(logits.double(), dim=-1)[rows, following])
         best.append(logits.argmax(dim=-1))

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from kernels.interface import AttentionBatch
+from kernels.logits import Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class LayerWeights:
     down_bias: torch.Tensor | None = None
 
 
+NO_ROWS = torch.empty(0, dtype=torch.int64)
+
+
 def _keep_pages() -> None:
     """For weights that are no view of a file."""
 
@@ -71,6 +75,14 @@ class DecoderWeights:
     What is read of the tensors later comes from the file again."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What a step gives of its rows; it holds until the next step."""
+
+    logits: torch.Tensor  # [n, vocab_size] float32, of the logit rows
+    greedy: Drawn  # [m], of the greedy rows
+
+
 class Decoder(Protocol):
     """Runs steps of one model."""
 
@@ -80,13 +92,14 @@ class Decoder(Protocol):
         batch: AttentionBatch,
         kv_cache: torch.Tensor,
         logit_rows: torch.Tensor,
-    ) -> torch.Tensor:
+        greedy_rows: torch.Tensor = NO_ROWS,
+    ) -> StepLogits:
         """Computes the step's tokens and stores their keys and values in `kv_cache` (in place).
 
         token_ids   [num_tokens] int64, in the row order of `batch`
         kv_cache    [num_blocks, num_layers, 2, num_kv_heads, block_size, row_size]; what stands
                     within a block is the decoder's own business
-        logit_rows  [n] int64, the rows whose next token is sampled
-        Returns the logits of those rows, [n, vocab_size] float32; they hold until the next call.
+        logit_rows  [n] int64, rows whose logits are wanted
+        greedy_rows [m] int64, others of which the likeliest next token is all that is wanted
         """
         ...

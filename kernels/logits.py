@@ -82,6 +82,19 @@ class Draws:
     typical_p: Floats
     numbers: npt.NDArray[np.float64]  # uniform in [0, 1)
 
+    @classmethod
+    def greedy(cls, num_rows: int) -> Draws:
+        """The likeliest token of each row."""
+        floats = np.zeros(num_rows, np.float32)
+        return cls(
+            temperature=floats,
+            top_k=np.zeros(num_rows, np.int64),
+            top_p=floats,
+            min_p=floats,
+            typical_p=floats,
+            numbers=np.zeros(num_rows),
+        )
+
     def filtered(self, vocab_size: int) -> npt.NDArray[np.bool_]:
         """[n] Whether a filter may take tokens from a row."""
         is_ranked = (self.top_k > 0) & (self.top_k < vocab_size)
@@ -99,6 +112,11 @@ class Drawn:
     left to draw."""
     is_empty: npt.NDArray[np.bool_]
     """True where nothing is left to draw."""
+
+
+def drawn_best(token_ids: Ids, highest: Floats) -> Drawn:
+    """The likeliest tokens of rows [n], whose logits are `highest`; NaN stands above all."""
+    return Drawn(token_ids, np.isfinite(highest), np.isneginf(highest))
 
 
 class LogitKernels(Protocol):

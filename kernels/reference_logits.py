@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kernels.draw_row import draw_row
-from kernels.logits import Drawn, Draws, LogitEntries, LogitRules, RowMask
+from kernels.logits import Drawn, Draws, LogitEntries, LogitRules, RowMask, drawn_best
 
 
 def apply_rules(logits: torch.Tensor, rules: LogitRules) -> None:
@@ -46,10 +46,10 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
     array = logits.numpy()
     token_ids = array.argmax(axis=1)  # vectorised, where torch's is not; NaN above all
     highest = array[np.arange(len(array)), token_ids]
-    is_sound = np.isfinite(highest)
-    for row in np.flatnonzero((draws.temperature > 0) & is_sound).tolist():
+    drawn = drawn_best(token_ids, highest)
+    for row in np.flatnonzero((draws.temperature > 0) & drawn.is_sound).tolist():
         token_ids[row] = draw_row(logits[row], draws, row)
-    return Drawn(token_ids, is_sound, np.isneginf(highest))
+    return drawn
 
 
 def _index(entries: LogitEntries) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,10 +23,12 @@ class InputBatch:
 
     rows: Rows  # [num_seqs]
     num_new_tokens: Rows  # [num_seqs]
-    sampling_rows: Rows  # [n], the rows that sample, in the plan's order
+    sampling_rows: Rows  # [n], the rows that sample by their logits
+    greedy_rows: Rows  # [m], the rows that sample their likeliest token and need no logits
     token_ids: torch.Tensor  # [num_tokens] int64
     attention: AttentionBatch
-    logit_rows: torch.Tensor  # [n] int64
+    logit_rows: torch.Tensor  # [n] int64, the last tokens of the sampling rows
+    greedy_logit_rows: torch.Tensor  # [m] int64, of the greedy rows
 
 
 def build_batch(state: RequestState, plan: StepPlan, device: torch.device) -> InputBatch | None:
@@ -48,7 +50,8 @@ def build_batch(state: RequestState, plan: StepPlan, device: torch.device) -> In
     if not len(rows):
         return None
     _check(state, rows, counts, samples)
-    return _assemble(state, rows, counts, samples, device)
+    is_greedy = samples & state.is_greedy(rows) & ~np.isin(rows, plan.masked_handles)
+    return _assemble(state, rows, counts, samples & ~is_greedy, is_greedy, device)
 
 
 def build_piece(
@@ -59,7 +62,7 @@ def build_piece(
     rows, counts = np.array([row]), np.array([num_new_tokens])
     samples = np.zeros(1, np.bool_)
     _check(state, rows, counts, samples)
-    piece = _assemble(state, rows, counts, samples, device)
+    piece = _assemble(state, rows, counts, samples, samples, device)
     return replace(piece, logit_rows=torch.arange(num_new_tokens, device=device))
 
 
@@ -85,12 +88,14 @@ def _assemble(
     rows: Rows,
     counts: Rows,
     samples: npt.NDArray[np.bool_],
+    is_greedy: npt.NDArray[np.bool_],
     device: torch.device,
 ) -> InputBatch:
     starts = state.num_computed[rows]
     seq_lens = starts + counts
     query_start = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
+    last_tokens = query_start[1:].astype(np.int64) - 1
     row_of_token = np.repeat(rows, counts)  # [num_tokens]
     # A token's position: where its sequence starts, plus how far it is into the sequence's rows.
     positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
@@ -110,9 +115,11 @@ def _assemble(
         rows=rows,
         num_new_tokens=counts,
         sampling_rows=rows[samples],
+        greedy_rows=rows[is_greedy],
         token_ids=_tensor(state.tokens[row_of_token, positions].astype(np.int64), device),
         attention=attention,
-        logit_rows=_tensor(query_start[1:][samples].astype(np.int64) - 1, device),
+        logit_rows=_tensor(last_tokens[samples], device),
+        greedy_logit_rows=_tensor(last_tokens[is_greedy], device),
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from kernels.decoder import Decoder
+from kernels.decoder import Decoder, StepLogits
 from kernels.logits import Drawn, LogitKernels
 from shared.errors import ProtocolError
 from shared.plan import Candidates, SequenceFailure, StepPlan, StepResult
@@ -30,9 +30,8 @@ NOTHING_LEFT = "its constraint and its token lists leave no token to draw"
 class _Outcome:
     """What a forward pass gave."""
 
-    handles: list[int] = field(default_factory=list)
-    """Sequences that sampled."""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: dict[int, int] = field(default_factory=dict)
+    """What sequences drew, in the plan's order."""
     candidates: list[Candidates] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     """Why sequences have no token."""
@@ -83,7 +82,9 @@ class ModelRunner:
         unsound: list[int] = []
         if plan.chunk_handles and self.state.num_prompt_logprobs[list(plan.chunk_handles)].any():
             with torch.inference_mode():
-                plan, prompts, unsound = tell_prompts(self.state, plan, self._forward, self.device)
+                plan, prompts, unsound = tell_prompts(
+                    self.state, plan, lambda batch: self._forward(batch).logits, self.device
+                )
         batch = build_batch(self.state, plan, self.device)
         outcome = _Outcome() if batch is None else self._compute(batch, plan)
         for row in outcome.failures:
@@ -92,8 +93,8 @@ class ModelRunner:
         failed.extend(SequenceFailure(row, reason) for row, reason in reasons.items())
         return StepResult(
             step=plan.step,
-            handles=outcome.handles,
-            token_ids=outcome.token_ids,
+            handles=list(outcome.token_ids),
+            token_ids=list(outcome.token_ids.values()),
             failures=failed,
             execute_s=time.perf_counter() - started_s,
             candidates=outcome.candidates,
@@ -114,17 +115,29 @@ class ModelRunner:
         failed = rows[self.state.is_failed[rows]].tolist()
         return [SequenceFailure(row, "it failed in an earlier step") for row in failed]
 
-    def _forward(self, batch: InputBatch) -> torch.Tensor:
+    def _forward(self, batch: InputBatch) -> StepLogits:
         return self.decoder.forward(
-            batch.token_ids, batch.attention, self.cache.device_blocks, batch.logit_rows
+            batch.token_ids,
+            batch.attention,
+            self.cache.device_blocks,
+            batch.logit_rows,
+            batch.greedy_logit_rows,
         )
 
     def _compute(self, batch: InputBatch, plan: StepPlan) -> _Outcome:
-        logits = self._forward(batch)
-        state, rows, kernels = self.state, batch.sampling_rows, self._logit_kernels
-        state.advance(batch.rows, batch.num_new_tokens)
-        if not len(rows):
-            return _Outcome()
+        step = self._forward(batch)
+        self.state.advance(batch.rows, batch.num_new_tokens)
+        outcome = _Outcome()
+        self._take(outcome, batch.greedy_rows, step.greedy)
+        if len(batch.sampling_rows):
+            self._sample(outcome, batch.sampling_rows, step.logits, plan)
+        drawn = outcome.token_ids
+        in_order = {row: drawn[row] for row in batch.rows.tolist() if row in drawn}
+        return replace(outcome, token_ids=in_order)
+
+    def _sample(self, outcome: _Outcome, rows: Rows, logits: torch.Tensor, plan: StepPlan) -> None:
+        """Draw a token of each of `rows` from its `logits`, or its candidates."""
+        state, kernels = self.state, self._logit_kernels
         with torch.inference_mode():
             telling = np.flatnonzero(state.num_logprobs[rows])
             own = logits[torch.from_numpy(telling).to(logits.device)]  # before the rules
@@ -134,19 +147,25 @@ class ModelRunner:
             if plan.masks:
                 apply_masks(logits, rows, plan, kernels)
             sampled = sample(logits, state.sampling_rows(rows), kernels)
-            logprobs = self._logprobs(rows, telling, own, sampled) if len(telling) else {}
-            is_beam = state.num_candidates[rows] > 0
-            beams = np.flatnonzero(is_beam & sampled.is_sound)
-            candidates = self._candidates(logits, rows, beams) if len(beams) else []
-        drawn = sampled.is_sound & ~is_beam
-        token_ids = sampled.token_ids[drawn]
-        state.append_tokens(rows[drawn], token_ids)
-        failures = {
-            int(rows[place]): NOTHING_LEFT if sampled.is_empty[place] else NOT_FINITE
-            for place in np.flatnonzero(~sampled.is_sound)
-        }
-        state.is_failed[list(failures)] = True
-        return _Outcome(rows[drawn].tolist(), token_ids.tolist(), candidates, failures, logprobs)
+            if len(telling):
+                outcome.logprobs.update(self._logprobs(rows, telling, own, sampled))
+            beams = np.flatnonzero((state.num_candidates[rows] > 0) & sampled.is_sound)
+            if len(beams):
+                outcome.candidates.extend(self._candidates(logits, rows, beams))
+        self._take(outcome, rows, sampled)
+
+    def _take(self, outcome: _Outcome, rows: Rows, sampled: Drawn) -> None:
+        """Note what `rows` drew, and why some drew nothing. A beam's token is the scheduler's to
+        choose."""
+        state = self.state
+        drawn = sampled.is_sound & (state.num_candidates[rows] == 0)
+        rows_drawn, token_ids = rows[drawn], sampled.token_ids[drawn]
+        state.append_tokens(rows_drawn, token_ids)
+        outcome.token_ids.update(zip(rows_drawn.tolist(), token_ids.tolist(), strict=True))
+        for place in np.flatnonzero(~sampled.is_sound):
+            row = int(rows[place])
+            state.is_failed[row] = True
+            outcome.failures[row] = NOTHING_LEFT if sampled.is_empty[place] else NOT_FINITE
 
     def _logprobs(
         self, rows: Rows, telling: Rows, own_logits: torch.Tensor, sampled: Drawn

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shared.errors import ProtocolError
 from shared.plan import Fork, SequenceStart, StepPlan
-from shared.sampling import NO_RULES
+from shared.sampling import GREEDY_BELOW_TEMPERATURE, NO_RULES
 from worker_svc.logit_rules import RowRules
 from worker_svc.sampling_rows import SamplingRows
 
@@ -130,6 +130,17 @@ class RequestState:
             sequence_index=self._sequence_index[rows],
             output_position=self.num_tokens[rows] - self.num_prompt_tokens[rows],
         )
+
+    def is_greedy(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """[n] Which of `rows` take their likeliest token as the model has it, and tell nothing
+        more of it."""
+        is_greedy: npt.NDArray[np.bool_] = (
+            (self._temperature[rows] < GREEDY_BELOW_TEMPERATURE)
+            & ~self._has_rules[rows]
+            & (self.num_logprobs[rows] == 0)
+            & (self.num_candidates[rows] == 0)
+        )
+        return is_greedy
 
     def rules(self, rows: Rows) -> tuple[list[int], list[RowRules]]:
         """The places in `rows` of those that have rules for the token that is to be drawn, and

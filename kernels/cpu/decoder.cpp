@@ -27,6 +27,7 @@ Decoder::Decoder(const Config& config)
       pool_(config.num_threads),
       plan_(config.num_heads / config.num_kv_heads, config.num_kv_heads, config.head_dim,
             config.num_threads),
+      logits_(config.num_threads),
       layers_(config.num_layers) {
   const size_t rows = config.max_num_tokens;
   residual_ = Buffer<float>(rows * hidden_width_);
@@ -254,8 +255,7 @@ void Decoder::compute_logits(const Step& step) {
     rms_norm(x, final_norm_.data(), config_.hidden_size, hidden_width_, config_.rms_norm_eps, x);
     normed_.quantise(i, config_.hidden_size);
   });
-  multiply(pool_, normed_,
-           {Product{&output_, step.logits, static_cast<size_t>(config_.vocab_size)}});
+  logits_.run(pool_, output_, normed_, step.logits);
 }
 
 }  // namespace quire

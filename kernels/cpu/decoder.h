@@ -15,12 +15,12 @@
 
 #include "activations.h"
 #include "arena.h"
-#include "arena.h"
 #include "attention_plan.h"
 #include "buffer.h"
 #include "formats.h"
 #include "gated.h"
 #include "kv_cache.h"
+#include "logits.h"
 #include "matmul.h"
 #include "matrix.h"
 #include "pool.h"
@@ -59,7 +59,7 @@ struct Step {
   const int32_t* block_tables;
   const int64_t* logit_rows;
   void* kv_cache;
-  float* logits;
+  LogitsOut logits;
 };
 
 enum class Error : int32_t {
@@ -159,6 +159,7 @@ class Decoder {
   int hidden_width_, query_width_, kv_width_, mlp_width_;  // padded rows
   ThreadPool pool_;
   AttentionPlan plan_;
+  LogitsProduct logits_;
   Arena weights_;
   std::vector<Layer> layers_;
   Matrix output_;

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 
 from kernels.cpu.build import BuildError, detect_isa, find_or_build
@@ -20,8 +21,9 @@ from kernels.cpu.library import (
     VectorName,
     load_library,
 )
-from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
+from kernels.decoder import NO_ROWS, DecoderWeights, LayerWeights, StepLogits, StoredMatrix
 from kernels.interface import AttentionBatch, kv_row_size
+from kernels.logits import drawn_best
 from shared.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -163,7 +165,8 @@ class NativeDecoder:
         batch: AttentionBatch,
         kv_cache: torch.Tensor,
         logit_rows: torch.Tensor,
-    ) -> torch.Tensor:
+        greedy_rows: torch.Tensor = NO_ROWS,
+    ) -> StepLogits:
         """See `kernels.decoder.Decoder`. IndexError names an index that is out of range; nothing
         has been computed then."""
         spec = self._spec
@@ -173,7 +176,9 @@ class NativeDecoder:
         assert kv_cache.shape[1:] == run_shape, f"KV cache of shape {tuple(kv_cache.shape)}"
         assert kv_cache.dtype == self._kv_dtype and kv_cache.is_contiguous()
         assert block_size % self._lanes == 0, f"block_size is not a multiple of {self._lanes}"
-        logits = self._logits_of(logit_rows.shape[0])
+        num_logits, num_rows = len(logit_rows), len(logit_rows) + len(greedy_rows)
+        logits = self._logits_of(num_logits)
+        best_logits, best_ids = np.empty(num_rows, np.float32), np.empty(num_rows, np.int64)
         tensors = {  # kept alive until the call is over
             "token_ids": _as(token_ids, torch.int64),
             "positions": _as(batch.positions, torch.int64),
@@ -181,7 +186,7 @@ class NativeDecoder:
             "query_start": _as(batch.query_start, torch.int32),
             "seq_lens": _as(batch.seq_lens, torch.int32),
             "block_tables": _as(batch.block_tables, torch.int32),
-            "logit_rows": _as(logit_rows, torch.int64),
+            "logit_rows": _as(torch.cat((logit_rows, greedy_rows)), torch.int64),
         }
         num_tokens, num_seqs = token_ids.shape[0], batch.seq_lens.shape[0]
         assert batch.positions.shape == batch.slots.shape == (num_tokens,)
@@ -193,13 +198,16 @@ class NativeDecoder:
             table_size=batch.block_tables.shape[1],
             block_size=block_size,
             num_blocks=num_blocks,
-            num_logit_rows=logit_rows.shape[0],
+            num_logit_rows=num_rows,
             kv_cache=kv_cache.data_ptr(),
+            num_logits=num_logits,
             logits=logits.data_ptr(),
+            best_logits=best_logits.ctypes.data,
+            best_ids=best_ids.ctypes.data,
             **{name: tensor.data_ptr() for name, tensor in tensors.items()},
         )
         self._raise_on(self._library.quire_forward(self._handle, ctypes.byref(step)))
-        return logits
+        return StepLogits(logits, drawn_best(best_ids[num_logits:], best_logits[num_logits:]))
 
     def _logits_of(self, num_rows: int) -> torch.Tensor:
         """Room for the logits of a step, the same in each: megabytes that are new to the process

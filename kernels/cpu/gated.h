@@ -50,7 +50,7 @@ inline void multiply_gated(ThreadPool& pool, const Activations& input, const Gat
   const int num_panels = product.gate->num_panels();
   const int num_blocks = (num_panels + kPanelsPerBlock - 1) / kPanelsPerBlock;
   const bool to_quants = output.forms().has_quants();
-  for_panel_runs(pool, num_blocks, input.chunks(), [&](int first, int end, int first_chunk, int end_chunk) {
+  for_panel_runs(pool, num_blocks, input.chunks(), [&](int first, int end, int first_chunk, int end_chunk, int) {
     alignas(64) float mixed[kRowsPerPass * kBlock];
     const int first_row = input.chunks().start(first_chunk), end_row = input.chunks().start(end_chunk);
     for (int block = first; block < end; ++block) {

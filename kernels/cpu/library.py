@@ -111,7 +111,10 @@ class Step(ctypes.Structure):
         ("block_tables", c_void_p),
         ("logit_rows", c_void_p),
         ("kv_cache", c_void_p),
+        ("num_logits", c_int32),
         ("logits", c_void_p),
+        ("best_logits", c_void_p),
+        ("best_ids", c_void_p),
     )
 
 

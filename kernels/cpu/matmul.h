@@ -57,8 +57,8 @@ inline void multiply_block(const Product& product, int panel, const Activations&
   }
 }
 
-// Calls body(first unit, end unit, first chunk, end chunk) over all units (panels, say) and passes of
-// chunks, in runs that give each thread several.
+// Calls body(first unit, end unit, first chunk, end chunk, thread) over all units (panels, say) and passes
+// of chunks, in runs that give each thread several.
 template <class Body>
 void for_panel_runs(ThreadPool& pool, int num_units, const RowChunks& chunks, const Body& body) {
   if (chunks.num_rows() == 0) return;
@@ -67,11 +67,11 @@ void for_panel_runs(ThreadPool& pool, int num_units, const RowChunks& chunks, co
   const int wanted_runs = std::max(1, pool.num_threads() * 8 / num_passes);
   const int run = std::max(1, num_units / wanted_runs);
   const int num_runs = (num_units + run - 1) / run;
-  pool.run_in_order(num_runs * num_passes, [&](int item, int) {
+  pool.run_in_order(num_runs * num_passes, [&](int item, int thread) {
     const int pass = item % num_passes;
     const int first_unit = item / num_passes * run;
     body(first_unit, std::min(num_units, first_unit + run), pass * num_chunks / num_passes,
-         (pass + 1) * num_chunks / num_passes);
+         (pass + 1) * num_chunks / num_passes, thread);
   });
 }
 
@@ -80,7 +80,7 @@ template <int kProducts>
 void multiply(ThreadPool& pool, const Activations& input, const Product (&products)[kProducts]) {
   int num_panels = 0;
   for (const Product& product : products) num_panels += product.matrix->num_panels();
-  for_panel_runs(pool, num_panels, input.chunks(), [&](int first, int end, int first_chunk, int end_chunk) {
+  for_panel_runs(pool, num_panels, input.chunks(), [&](int first, int end, int first_chunk, int end_chunk, int) {
     for (int index = first; index < end; ++index) {
       int panel = index;
       const Product* product = products;

@@ -83,7 +83,7 @@ def logits_by_step(path: Path, prompts: list[list[int]], chunks: list[int]) -> l
         batch = build_batch(state, plan, CPU)
         assert batch is not None
         every_row = torch.arange(len(batch.token_ids))
-        logits = decoder.forward(batch.token_ids, batch.attention, cache, every_row)
+        logits = decoder.forward(batch.token_ids, batch.attention, cache, every_row).logits
         for handle, rows in zip(planned, logits.split(tuple(planned.values())), strict=True):
             collected[handle].append(rows)
         state.advance(batch.rows, batch.num_new_tokens)
@@ -170,7 +170,9 @@ def test_half_precision_stays_near_float32(tmp_path: Path) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         cache = torch.zeros(2, *block_shape(spec, BLOCK_SIZE, dtype), dtype=dtype)
         decoder = load_decoder(spec, dtype)
-        logits = decoder.forward(batch.token_ids, batch.attention, cache, batch.logit_rows)[0]
+        logits = decoder.forward(batch.token_ids, batch.attention, cache, batch.logit_rows).logits[
+            0
+        ]
         assert logits.dtype == torch.float32
         torch.testing.assert_close(
             logits, expected, atol=0.05 * float(expected.abs().max()), rtol=0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from kernels.decoder import StepLogits
 from shared.logprobs import Logprobs
 from shared.plan import SequenceStart, StepPlan
 from shared.sampling import SamplingParams, TokenRules
@@ -182,10 +183,11 @@ def test_unsound_logits_fail_their_sequence_alone_and_tell_nothing(
     """A NaN in the logits of a prompt's token, or of the token that is drawn."""
     forward = runner.decoder.forward
 
-    def spoilt(*args: Any) -> torch.Tensor:
-        logits = forward(*args).clone()
+    def spoilt(*args: Any) -> StepLogits:
+        step = forward(*args)
+        logits = step.logits.clone()
         logits[:, 50] = torch.where(logits[:, 50] > spoil_above, torch.nan, logits[:, 50])
-        return logits
+        return StepLogits(logits, step.greedy)
 
     monkeypatch.setattr(runner.decoder, "forward", spoilt)
     spoil_above = -torch.inf

@@ -126,7 +126,15 @@ def save_gguf(
 
 def load_decoder(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> LlamaDecoder:
     weights = WEIGHT_LOADERS[spec.file_format](spec)
-    return LlamaDecoder(spec, weights, select_kernels(CPU), dtype, CPU, lambda fraction: None)
+    return LlamaDecoder(
+        spec,
+        weights,
+        select_kernels(CPU),
+        select_logit_kernels(CPU),
+        dtype,
+        CPU,
+        lambda fraction: None,
+    )
 
 
 def make_runner(

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from kernels.decoder import DecoderWeights, LayerWeights
+from kernels.decoder import NO_ROWS, DecoderWeights, LayerWeights, StepLogits
 from kernels.interface import AttentionBatch, Kernels
+from kernels.logits import Draws, LogitKernels
 from shared.model_spec import ModelSpec
 from worker_svc.models.layers import Linear, linear, rms_norm, rotary_tables, rotate
 from worker_svc.weights.dequantize import dense_matrix
@@ -28,12 +29,14 @@ class LlamaDecoder:
         spec: ModelSpec,
         weights: DecoderWeights,
         kernels: Kernels,
+        logit_kernels: LogitKernels,
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[float], None],
     ) -> None:
         """Calls `progress` with the loaded fraction, 0 to 1, after each layer."""
         self._eps = spec.rms_norm_eps
+        self._logit_kernels = logit_kernels
         self._embedding = dense_matrix(weights.embedding, dtype, device)
         self._layers: list[_Layer] = []
         for index, layer in enumerate(weights.layers):
@@ -53,14 +56,18 @@ class LlamaDecoder:
         batch: AttentionBatch,
         kv_cache: torch.Tensor,
         logit_rows: torch.Tensor,
-    ) -> torch.Tensor:
+        greedy_rows: torch.Tensor = NO_ROWS,
+    ) -> StepLogits:
         """See `kernels.decoder.Decoder.forward`."""
         x = functional.embedding(token_ids, self._embedding)
         cosines, sines = rotary_tables(batch.positions, self._inverse_frequencies, x.dtype)
         for layer in self._layers:
             x = layer.forward(x, batch, kv_cache, cosines, sines)
-        sampled = rms_norm(x[logit_rows], self._final_norm, self._eps)
-        return linear(sampled, self._output).float()
+        ends = x[torch.cat((logit_rows, greedy_rows))]
+        logits = linear(rms_norm(ends, self._final_norm, self._eps), self._output).float()
+        num_logits, num_greedy = len(logit_rows), len(greedy_rows)
+        greedy = self._logit_kernels.draw_tokens(logits[num_logits:], Draws.greedy(num_greedy))
+        return StepLogits(logits[:num_logits], greedy)
 
 
 class _Layer:

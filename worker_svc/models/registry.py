@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.decoder import Decoder, DecoderWeights
-from kernels.dispatch import select_kernels
+from kernels.dispatch import select_kernels, select_logit_kernels
 from shared.errors import ConfigError, ModelLoadError
 from shared.model_spec import ModelSpec
 from worker_svc.config import EngineConfig
@@ -65,7 +65,13 @@ def load_model(
     default = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = _dtype(config.dtype, default)
     decoder = TORCH_DECODERS[spec.architecture](
-        spec, weights, select_kernels(device), dtype, device, progress
+        spec,
+        weights,
+        select_kernels(device),
+        select_logit_kernels(device),
+        dtype,
+        device,
+        progress,
     )
     log.info("computing with torch in %s on %s", dtype, device)
     return LoadedModel(decoder, _dtype(config.kv_dtype, dtype))

@@ -75,7 +75,8 @@ class PagedRun:
         batch = self.batch(num_new)
         rows = torch.arange(sum(num_new))
         # They hold until the next call.
-        logits = self.decoder.forward(torch.cat(token_ids), batch, self.kv_cache, rows).clone()
+        given = self.decoder.forward(torch.cat(token_ids), batch, self.kv_cache, rows)
+        logits = given.logits.clone()
         self.num_computed = [a + b for a, b in zip(self.num_computed, num_new, strict=True)]
         return list(logits.split(list(num_new)))
 

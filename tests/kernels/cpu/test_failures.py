@@ -94,7 +94,7 @@ def test_a_step_without_logit_rows_only_fills_the_cache() -> None:
     tokens = random_tokens(SPEC, [4])
     run = PagedRun(decoder, SPEC, "float32", tokens)
     rows = torch.empty(0, dtype=torch.int64)
-    logits = decoder.forward(tokens[0], run.batch([4]), run.kv_cache, rows)
+    logits = decoder.forward(tokens[0], run.batch([4]), run.kv_cache, rows).logits
     assert logits.shape == (0, SPEC.vocab_size)
     assert not run.kv_cache.isnan().all()
 
