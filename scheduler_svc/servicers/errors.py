@@ -22,15 +22,28 @@ log = logging.getLogger(__name__)
 
 DOMAIN = "quire"
 OUR_SERVICES = "/quire."
+MAX_TEXT_BYTES = 1000
+"""Of an error's text, which may hold the client's own words: a status says it up to three times,
+and clients refuse a call's end that is larger than 8 KiB."""
 
 
 def status_of(error: QuireError) -> status_pb2.Status:
     """The rich status of an error, by the table; INTERNAL for a type that is not for clients."""
     row = ROW_OF.get(type(error))
+    text = _bounded(str(error))
     if row is None:
-        return status_pb2.Status(code=grpc.StatusCode.INTERNAL.value[0], message=str(error))
+        return status_pb2.Status(code=grpc.StatusCode.INTERNAL.value[0], message=text)
     details = [_packed(_DETAILS[kind](error)) for kind in row.details]
-    return status_pb2.Status(code=row.code.value[0], message=str(error), details=details)
+    return status_pb2.Status(code=row.code.value[0], message=text, details=details)
+
+
+def _bounded(text: str) -> str:
+    """A text as a status can carry it: cut, and halves of surrogate pairs (JSON may have them)
+    written out."""
+    data = text.encode(errors="backslashreplace")
+    if len(data) <= MAX_TEXT_BYTES:
+        return data.decode()
+    return data[:MAX_TEXT_BYTES].decode(errors="ignore") + "..."
 
 
 def _error_info(error: QuireError) -> error_details_pb2.ErrorInfo:
@@ -43,7 +56,7 @@ def _error_info(error: QuireError) -> error_details_pb2.ErrorInfo:
 def _bad_request(error: QuireError) -> error_details_pb2.BadRequest:
     assert isinstance(error, InvalidArgument), error
     violation = error_details_pb2.BadRequest.FieldViolation(
-        field=error.field, description=error.description
+        field=error.field, description=_bounded(error.description)
     )
     return error_details_pb2.BadRequest(field_violations=[violation])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -117,6 +119,29 @@ async def test_another_model_is_not_found(spec: ModelSpec, text_model: TextModel
             error = await error_of(call)
             assert error.code() is grpc.StatusCode.NOT_FOUND
             assert "'other'" in error.details() and repr(spec.name) in error.details()
+
+
+async def test_words_of_the_client_in_an_error_are_cut_and_made_text(
+    spec: ModelSpec, text_model: TextModel
+) -> None:
+    """A status goes out in metadata, of which gRPC takes 8 KiB, and in UTF-8."""
+    wide = "\U0001f600" * 15_000
+    unknown = json.dumps({"properties": {wide: {"nullable": True}}}, ensure_ascii=False)
+    half = r'{"properties": {"\ud800": {"nullable": true}}}'
+    async with serving(spec, text_model) as served, joined(served.worker()):
+        await served.wait_status(1)
+        error = await error_of(served.models.GetModel(inference_pb2.GetModelRequest(name=wide)))
+        assert error.code() is grpc.StatusCode.NOT_FOUND and "\U0001f600..." in error.details()
+        in_base64 = sum(4 * len(value) / 3 for _, value in error.trailing_metadata())
+        assert in_base64 + len(quote(error.details())) < 8192
+        for schema, words in (
+            (unknown, "\U0001f600..."),
+            (half, r"/properties/\ud800: 'nullable'"),
+        ):
+            error = await error_of(served.generation.Generate(request(json_schema=schema)))
+            assert violated_field(error) == "json_schema"
+            violations = detail(error, error_details_pb2.BadRequest).field_violations
+            assert words in violations[0].description and words in error.details()
 
 
 async def test_without_a_worker_unavailable_comes_at_once(
