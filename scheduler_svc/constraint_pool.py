@@ -1,6 +1,7 @@
 r"""Constraints of requests, compiled off the event loop.
 
     known ----------------------------------------------------------> at once
+    being compiled for another request -----------------------------> with that one
     new, one at a time, with little processor time -- enough -------> compiled
                                                    \- not enough --> again, behind other costly ones
 
@@ -9,7 +10,9 @@ So what costs little, as nearly all does, never waits for what costs much.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.bounded_threads import BoundedThreads
@@ -21,9 +24,11 @@ from scheduler_svc.text.constraint_compiler import NUM_COSTLY, ConstraintCompile
 from scheduler_svc.text.matcher import MatcherConstraint
 from shared.errors import InvalidArgument, ResourceExhausted
 
+Compile = Callable[[str, str, Collection[int]], MatcherConstraint]
+
 RETRY_AFTER_S = 1.0
 MAX_PENDING = 64
-"""Requests whose constraint is compiled or waits for it; further ones get RESOURCE_EXHAUSTED."""
+"""Constraints that are compiled or wait for it; requests of further ones get RESOURCE_EXHAUSTED."""
 MAX_PENDING_COSTLY = 12
 """Of these, those that need more than a little processor time; the last waits for a second."""
 
@@ -34,6 +39,8 @@ class ConstraintPool:
     def __init__(self, compiler: ConstraintCompiler) -> None:
         self._compiler = compiler
         self._cache = ConstraintCache()
+        self._tasks: dict[bytes, asyncio.Task[MatcherConstraint]] = {}
+        """What is compiled now, by its key: who needs the same waits for the same."""
         self._quick = BoundedThreads(
             1, MAX_PENDING, lambda: _full(f"{MAX_PENDING} constraints wait to be compiled")
         )
@@ -58,28 +65,39 @@ class ConstraintPool:
         key = key_of(message, eos_token_ids)
         if (kept := self._cache.get(key)) is not None:
             return kept
+        if (task := self._tasks.get(key)) is None:
+            task = asyncio.create_task(self._compile(key, str(field), message, eos_token_ids))
+            self._tasks[key] = task
+            task.add_done_callback(partial(self._note_done, key))
+        return (await asyncio.shield(task)).copy()
+
+    async def _compile(
+        self,
+        key: bytes,
+        field: str,
+        message: inference_pb2.GenerateRequest,
+        eos_token_ids: Collection[int],
+    ) -> MatcherConstraint:
+        def by(compile_: Compile) -> MatcherConstraint:
+            return compile_(field, _grammar_of(field, message), eos_token_ids)
+
         try:
-            constraint = await self._compile(str(field), message, eos_token_ids)
+            try:
+                constraint = await self._quick.run(lambda: by(self._compiler.compile_quickly))
+            except OutOfTime:
+                constraint = await self._costly.run(lambda: by(self._compiler.compile))
         except InvalidArgument as refusal:
             self._cache.refuse(key, refusal)
             raise
         except TooSlow as error:
             raise _full("the server is too busy to compile it") from error
         self._cache.keep(key, constraint)
-        return constraint.copy()
+        return constraint
 
-    async def _compile(
-        self, field: str, message: inference_pb2.GenerateRequest, eos_token_ids: Collection[int]
-    ) -> MatcherConstraint:
-        def run(
-            compile_: Callable[[str, str, Collection[int]], MatcherConstraint],
-        ) -> MatcherConstraint:
-            return compile_(field, _grammar_of(field, message), eos_token_ids)
-
-        try:
-            return await self._quick.run(lambda: run(self._compiler.compile_quickly))
-        except OutOfTime:
-            return await self._costly.run(lambda: run(self._compiler.compile))
+    def _note_done(self, key: bytes, task: asyncio.Task[MatcherConstraint]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            task.exception()  # seen, also when all who waited have left
 
     def close(self) -> None:
         """Ends threads and helper processes."""

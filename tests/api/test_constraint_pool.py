@@ -104,6 +104,24 @@ async def test_what_is_known_is_not_compiled_again(
     assert compiler.calls["quickly"] == 3, "other ends, and another kind"
 
 
+async def test_many_that_come_with_the_same_wait_for_one_compilation(
+    pool: ConstraintPool, compiler: Compiler
+) -> None:
+    """A batch of requests with one schema costs what one of them costs, and none is refused."""
+    same = [asyncio.create_task(pool.compile(pattern("costly"), ())) for _ in range(100)]
+    wrong = [asyncio.create_task(pool.compile(pattern("costly, wrong"), ())) for _ in range(100)]
+    while compiler.calls["costly"] < 2:
+        await asyncio.sleep(0.001)
+    same.pop(0).cancel()  # who came first may leave; the others wait on
+    compiler.may_end.set()
+    one, other, *_ = await asyncio.gather(*same)
+    assert one is not None and other is not None and one.accept(0)
+    assert other.mask is not None and ids_of(other.mask) == [0], "it took no token yet"
+    errors = await asyncio.gather(*wrong, return_exceptions=True)
+    assert all(isinstance(error, InvalidArgument) for error in errors)
+    assert compiler.calls == {"quickly": 2, "costly": 2}
+
+
 async def test_a_refusal_is_known_too(pool: ConstraintPool, compiler: Compiler) -> None:
     compiler.may_end.set()
     for _ in range(3):
