@@ -110,5 +110,6 @@ class CompileGuard:
         tokens = [token.hex() for token in self._token_bytes]
         write_frame(helper.stdin, json.dumps([tokens, list(self._special_ids)]).encode())
         if read_frame(helper.stdout, time.monotonic() + START_S) is None:
+            self._end()
             raise RuntimeError("the process that compiles grammars doesn't start")
         return helper

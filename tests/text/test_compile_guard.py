@@ -87,3 +87,13 @@ def test_a_helper_that_gets_no_processor_time_is_given_up(
     os.kill(child, signal.SIGCONT)
     while runs(child):
         time.sleep(0.01)
+
+
+def test_a_helper_that_does_not_start_in_time_is_given_up(
+    guard: CompileGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_guard, "START_S", 0.0)
+        with pytest.raises(RuntimeError, match="doesn't start"):
+            guard.check(grammar.of_regex("c"))
+    assert guard.check(grammar.of_regex("c")) == "no text fulfils it", "another one takes its place"
