@@ -22,25 +22,32 @@ PANELS = (
 
 
 def draw(figures: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
-    """One panel for each figure; scenarios differ by orders of magnitude, hence the log scale."""
+    """One panel for each figure. Scenarios differ by orders of magnitude: bars are as high as the
+    figures beside the first engine's, and labelled with the figures themselves."""
     scenarios = list(figures)
     engines = list(dict.fromkeys(engine for one in figures.values() for engine in one))
     width = 0.8 / len(engines)
-    _, panels = pyplot.subplots(len(PANELS), 1, figsize=(9, 9), layout="constrained")
+    figure, panels = pyplot.subplots(len(PANELS), 1, figsize=(9, 9), layout="constrained")
     for panel, (key, title) in zip(panels, PANELS, strict=True):
         for place, engine in enumerate(engines):
             at = [
-                (index + place * width, figures[name][engine][key])
+                (index + place * width, figures[name][engine][key], _first(figures[name])[key])
                 for index, name in enumerate(scenarios)
                 if engine in figures[name]
             ]
-            bars = panel.bar([x for x, _ in at], [y for _, y in at], width, label=engine)
-            panel.bar_label(bars, fmt="%.0f", fontsize=8)
-        panel.set(title=title, yscale="log")
+            heights = [value / unit for _, value, unit in at]
+            bars = panel.bar([x for x, _, _ in at], heights, width, label=engine)
+            panel.bar_label(bars, labels=[f"{value:.0f}" for _, value, _ in at], fontsize=8)
+        panel.set(title=title, ylabel=f"{engines[0]} = 1")
         panel.set_xticks([i + 0.4 - width / 2 for i in range(len(scenarios))], scenarios)
         panel.margins(y=0.2)
-    panels[0].legend(ncols=len(engines))
+    bars_and_names = panels[0].get_legend_handles_labels()
+    figure.legend(*bars_and_names, ncols=len(engines), loc="outside upper center")
     pyplot.savefig(path, dpi=120)
+
+
+def _first(of_engines: dict[str, dict[str, float]]) -> dict[str, float]:
+    return next(iter(of_engines.values()))
 
 
 if __name__ == "__main__":
