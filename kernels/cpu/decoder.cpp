@@ -105,10 +105,10 @@ Error Decoder::check(const Step& step) const {
   for (int i = 0; i < step.num_seqs; ++i) {
     const int num_new = step.query_start[i + 1] - step.query_start[i];
     if (num_new < 0 || step.seq_lens[i] < num_new) return Error::kSequence;
-    const int num_blocks = (step.seq_lens[i] + step.block_size - 1) / step.block_size;
+    const int64_t num_blocks = (int64_t{step.seq_lens[i]} + step.block_size - 1) / step.block_size;
     if (num_blocks > step.table_size) return Error::kBlockTable;
     const int32_t* table = step.block_tables + static_cast<int64_t>(i) * step.table_size;
-    for (int b = 0; b < num_blocks; ++b) {
+    for (int64_t b = 0; b < num_blocks; ++b) {
       if (table[b] < 0 || table[b] >= step.num_blocks) return Error::kBlockTable;
     }
   }

@@ -48,12 +48,14 @@ def bad_batches(good: AttentionBatch) -> dict[str, AttentionBatch]:
         "block table": replace(good, block_tables=good.block_tables + 10_000),
         "too short": replace(good, block_tables=good.block_tables[:, :1]),
         "seq_lens": replace(good, seq_lens=torch.tensor([3], dtype=torch.int32)),
+        "too long": replace(good, seq_lens=torch.tensor([2**31 - 1], dtype=torch.int32)),
         "query_start": replace(good, query_start=torch.tensor([0, 7], dtype=torch.int32)),
     }
 
 
 @pytest.mark.parametrize(
-    "name", ["a slot", "negative slot", "block table", "too short", "seq_lens", "query_start"]
+    "name",
+    ["a slot", "negative slot", "block table", "too short", "seq_lens", "too long", "query_start"],
 )
 def test_a_bad_batch_is_refused_and_the_next_step_is_right(name: str) -> None:
     decoder = make_decoder(SPEC, tiny_weights(), "float32")
