@@ -45,7 +45,8 @@ class RowChunks {
 
   static int count(int num_rows) { return (num_rows + kRowChunk - 1) / kRowChunk; }
   static int start(int num_rows, int chunk) {
-    return num_rows == 0 ? 0 : chunk * num_rows / count(num_rows);
+    if (num_rows == 0) return 0;
+    return static_cast<int>(static_cast<int64_t>(chunk) * num_rows / count(num_rows));
   }
 
   int num_rows() const { return num_rows_; }

@@ -44,6 +44,10 @@ def test_vector_operations(isa: str, tmp_path: Path) -> None:
     assert compile_and_run("simd_check.cpp", ISA_FLAGS[isa], tmp_path) == ""
 
 
+def test_rows_of_every_step_have_their_places(tmp_path: Path) -> None:
+    assert compile_and_run("chunks_check.cpp", ISA_FLAGS["portable"], tmp_path) == ""
+
+
 @has_avx2
 @has_simde
 def test_emulated_avx512(tmp_path: Path) -> None:
