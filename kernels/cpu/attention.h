@@ -162,18 +162,20 @@ inline void scale_weights(float* weights, const TileRuns<int8_t>& runs) {
 }
 
 // out [kQueries][head_dim], kVectors vectors from dimension d: weights [kQueries][kTile] times values.
-// Asks for the share of these dimensions of the groups of elements at `later` meanwhile, if any.
+// Asks for the share of these dimensions of the keys of `next` meanwhile, if any.
 template <int kQueries, int kVectors, class Element>
 void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, int d,
-           const Element* const* later, float* out) {
+           const TileRuns<Element>* next, float* out) {
   using namespace simd;
   constexpr int kPair = 2 * kLanes, kStep = kVectors * kPair * static_cast<int>(sizeof(Element));
   Floats sums[kQueries][kVectors];
   clear(sums);
+  const int num_next = next == nullptr ? 0 : next->num_groups();
   for (int first = 0; first < runs.num_positions; first += kLanes) {
-    const Element* row = runs.values[first / kLanes] + kGroupHead<Element> + 2 * d;
+    const int g = first / kLanes;
+    const Element* row = runs.values[g] + kGroupHead<Element> + 2 * d;
     const int end = std::min(first + kLanes, runs.num_positions);
-    const Element* ask = later == nullptr ? nullptr : later[first / kLanes] + d * kLanes;
+    const Element* ask = g < num_next ? next->keys[g] + d * kLanes : nullptr;
     for (int i = first; i < end; i += 2, row += 2 * head_dim) {
       if (ask != nullptr) {
         prefetch(ask, kStep);
@@ -266,8 +268,7 @@ struct Attention {
       constexpr int kQueries = decltype(size)::value;
       in_chunks<vectors_beside(kQueries)>(head_dim / simd::kLanes, [&](auto vectors, int v) {
         weigh<kQueries, decltype(vectors)::value>(scores + q * kTile, runs, head_dim, v * simd::kLanes,
-                                                  q == 0 ? next.keys : nullptr,
-                                                  out.values + q * head_dim);
+                                                  q == 0 ? &next : nullptr, out.values + q * head_dim);
       });
     });
   }
