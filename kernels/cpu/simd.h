@@ -30,8 +30,6 @@ namespace quire::simd {
 Ints add_quads(Ints sum, Bytes unsigned_bytes, Bytes signed_bytes);
 Ints add_signed_quads(Ints sum, Bytes weights, Bytes values);
 // ... and where it does not hold.
-Shorts even_words(Bytes v);
-Shorts odd_words(Bytes v);
 Ints dot_words(Shorts a, Shorts b);
 
 // Sums stay in their order from here on. Left alone, the compiler computes all products of a block

@@ -4,21 +4,18 @@
 #include <immintrin.h>
 
 namespace quire::simd {
-
 constexpr int kLanes = 8;
-using Floats = float __attribute__((vector_size(32)));
-using Ints = int32_t __attribute__((vector_size(32)));
-using Shorts = int16_t __attribute__((vector_size(32)));
-using Bytes = uint8_t __attribute__((vector_size(32)));
+}  // namespace quire::simd
 
-inline Floats load(const float* p) { return (Floats)_mm256_loadu_ps(p); }
-inline void store(float* p, Floats v) { _mm256_storeu_ps(p, (__m256)v); }
+#include "simd_vectors.h"
+
+namespace quire::simd {
+
 inline Floats splat(float x) { return (Floats)_mm256_set1_ps(x); }
 // Of floats b, where either is a NaN
 inline Floats max(Floats a, Floats b) { return (Floats)_mm256_max_ps((__m256)a, (__m256)b); }
 inline Floats min(Floats a, Floats b) { return (Floats)_mm256_min_ps((__m256)a, (__m256)b); }
 inline Ints max(Ints a, Ints b) { return (Ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
-inline Floats to_floats(Ints v) { return (Floats)_mm256_cvtepi32_ps((__m256i)v); }
 inline Ints round_to_ints(Floats v) { return (Ints)_mm256_cvtps_epi32((__m256)v); }
 
 // a * b + c, rounded once
@@ -49,25 +46,6 @@ inline void store_bytes(int8_t* p, Ints v) {
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(shorts, shorts));
 }
 
-inline Bytes load_bytes(const uint8_t* p) { return (Bytes)_mm256_loadu_si256((const __m256i*)p); }
-
-inline void store_bytes(uint8_t* p, Bytes v) { _mm256_storeu_si256((__m256i*)p, (__m256i)v); }
-
-// 4 bytes, repeated in every lane
-inline Bytes splat_quad(const int8_t* p) {
-  int32_t quad;
-  std::memcpy(&quad, p, 4);
-  return (Bytes)_mm256_set1_epi32(quad);
-}
-
-inline Bytes low_nibbles(Bytes v) {
-  return (Bytes)_mm256_and_si256((__m256i)v, _mm256_set1_epi8(15));
-}
-
-inline Bytes high_nibbles(Bytes v) {
-  return (Bytes)_mm256_and_si256(_mm256_srli_epi16((__m256i)v, 4), _mm256_set1_epi8(15));
-}
-
 // No instruction adds a sum of four products.
 constexpr bool kAddsQuads = false;
 
@@ -80,12 +58,6 @@ inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
 inline Ints add_pairs(Shorts v) {
   return (Ints)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi16(1));
 }
-
-// Signed bytes with an even or an odd index, as shorts
-inline Shorts even_words(Bytes v) {
-  return (Shorts)_mm256_srai_epi16(_mm256_slli_epi16((__m256i)v, 8), 8);
-}
-inline Shorts odd_words(Bytes v) { return (Shorts)_mm256_srai_epi16((__m256i)v, 8); }
 
 // Sums of pairs of products of 16-bit integers
 inline Ints dot_words(Shorts a, Shorts b) { return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b); }

@@ -4,21 +4,18 @@
 #include <immintrin.h>
 
 namespace quire::simd {
-
 constexpr int kLanes = 16;
-using Floats = float __attribute__((vector_size(64)));
-using Ints = int32_t __attribute__((vector_size(64)));
-using Shorts = int16_t __attribute__((vector_size(64)));
-using Bytes = uint8_t __attribute__((vector_size(64)));
+}  // namespace quire::simd
 
-inline Floats load(const float* p) { return (Floats)_mm512_loadu_ps(p); }
-inline void store(float* p, Floats v) { _mm512_storeu_ps(p, (__m512)v); }
+#include "simd_vectors.h"
+
+namespace quire::simd {
+
 inline Floats splat(float x) { return (Floats)_mm512_set1_ps(x); }
 // Of floats b, where either is a NaN
 inline Floats max(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Floats min(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
 inline Ints max(Ints a, Ints b) { return (Ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
-inline Floats to_floats(Ints v) { return (Floats)_mm512_cvtepi32_ps((__m512i)v); }
 inline Ints round_to_ints(Floats v) { return (Ints)_mm512_cvtps_epi32((__m512)v); }
 
 // a * b + c, rounded once
@@ -45,24 +42,6 @@ inline Floats load_signed_bytes(const int8_t* p) {
 // kLanes integers as bytes; they fit
 inline void store_bytes(int8_t* p, Ints v) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
-}
-
-inline Bytes load_bytes(const uint8_t* p) { return (Bytes)_mm512_loadu_si512(p); }
-inline void store_bytes(uint8_t* p, Bytes v) { _mm512_storeu_si512(p, (__m512i)v); }
-
-// 4 bytes, repeated in every lane
-inline Bytes splat_quad(const int8_t* p) {
-  int32_t quad;
-  std::memcpy(&quad, p, 4);
-  return (Bytes)_mm512_set1_epi32(quad);
-}
-
-inline Bytes low_nibbles(Bytes v) {
-  return (Bytes)_mm512_and_si512((__m512i)v, _mm512_set1_epi8(15));
-}
-
-inline Bytes high_nibbles(Bytes v) {
-  return (Bytes)_mm512_and_si512(_mm512_srli_epi16((__m512i)v, 4), _mm512_set1_epi8(15));
 }
 
 // A sum of four products per lane, unsigned by signed, is added in one instruction.

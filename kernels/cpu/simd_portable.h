@@ -3,26 +3,18 @@
 #pragma once
 
 namespace quire::simd {
-
 constexpr int kLanes = 4;
-using Floats = float __attribute__((vector_size(16)));
-using Ints = int32_t __attribute__((vector_size(16)));
-using Shorts = int16_t __attribute__((vector_size(16)));
-using Bytes = uint8_t __attribute__((vector_size(16)));
+}  // namespace quire::simd
 
-inline Floats load(const float* p) {
-  Floats v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
+#include "simd_vectors.h"
 
-inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+namespace quire::simd {
+
 inline Floats splat(float x) { return Floats{x, x, x, x}; }
 // Of floats b, where either is a NaN
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
 inline Ints max(Ints a, Ints b) { return a > b ? a : b; }
-inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 
 // To the nearest, ties to even
 inline Ints round_to_ints(Floats v) {
@@ -75,27 +67,7 @@ inline void store_bytes(int8_t* p, Ints v) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v[i]);
 }
 
-inline Bytes load_bytes(const uint8_t* p) {
-  Bytes v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-inline void store_bytes(uint8_t* p, Bytes v) { std::memcpy(p, &v, sizeof v); }
-
-// 4 bytes, repeated in every lane
-inline Bytes splat_quad(const int8_t* p) {
-  int32_t quad;
-  std::memcpy(&quad, p, 4);
-  return reinterpret_cast<Bytes>(Ints{quad, quad, quad, quad});
-}
-
-inline Bytes low_nibbles(Bytes v) { return v & 15; }
-inline Bytes high_nibbles(Bytes v) { return v >> 4; }
-
-// Bytes with an even or an odd index, as shorts; words are signed
-inline Shorts even_words(Bytes v) { return (reinterpret_cast<Shorts>(v) << 8) >> 8; }
-inline Shorts odd_words(Bytes v) { return reinterpret_cast<Shorts>(v) >> 8; }
+// Unsigned bytes with an even or an odd index, as shorts
 inline Shorts even_unsigned(Bytes v) { return reinterpret_cast<Shorts>(v) & 255; }
 inline Shorts odd_unsigned(Bytes v) { return (reinterpret_cast<Shorts>(v) >> 8) & 255; }
 

@@ -27,10 +27,6 @@ Half half(const Vector& v, int index) {
   std::memcpy(&part, reinterpret_cast<const char*>(&v) + 32 * index, 32);
   return part;
 }
-inline simde__m512 to_floats(simde__m512i v) {
-  return join<simde__m512>(_mm256_cvtepi32_ps(half<__m256i>(v, 0)),
-                           _mm256_cvtepi32_ps(half<__m256i>(v, 1)));
-}
 inline simde__m512i to_ints(simde__m512 v) {
   return join<simde__m512i>(_mm256_cvtps_epi32(half<__m256>(v, 0)),
                             _mm256_cvtps_epi32(half<__m256>(v, 1)));
@@ -58,7 +54,6 @@ inline __m128i to_bytes(simde__m512i v) {
 
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
-#define _mm512_cvtepi32_ps(v) emulated::to_floats(v)
 #define _mm512_cvtps_epi32(v) emulated::to_ints(v)
 #define _mm512_cvtph_ps(v) emulated::from_halves(v)
 #define _mm512_cvtepu16_epi32(v) emulated::widen(v)
