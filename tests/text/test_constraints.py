@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import jsonschema
 import pytest
@@ -240,3 +242,15 @@ def test_keywords_name_their_place() -> None:
     schema = {"properties": {"a/b": {"prefixItems": [True, {"nullable": True}]}}}
     with pytest.raises(InvalidArgument, match="at /properties/a~1b/prefixItems/1: 'nullable'"):
         grammar.of_json_schema(json.dumps(schema))
+
+
+def test_a_long_name_with_much_below_it_takes_no_more_memory() -> None:
+    below: dict[str, Any] = {f"{i}": {} for i in range(3300)}
+    schema = json.dumps({"properties": {"a" * 32_000: {"properties": below}}})
+    tracemalloc.start()
+    try:
+        grammar.of_json_schema(schema)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100 * len(schema)
