@@ -48,8 +48,10 @@ class ConstraintCache:
             self._refused.popitem(last=False)
 
 
-def key_of(message: inference_pb2.GenerateRequest, eos_token_ids: Collection[int]) -> bytes:
-    """The same for constraints of the same text that may end with the same tokens."""
+def key_of(
+    message: inference_pb2.GenerateRequest, eos_token_ids: Collection[int], tenant: str
+) -> bytes:
+    """The same for a tenant's constraints of the same text that may end with the same tokens."""
     field = message.WhichOneof("constraint")
     assert field is not None
     alone = inference_pb2.GenerateRequest()
@@ -57,5 +59,5 @@ def key_of(message: inference_pb2.GenerateRequest, eos_token_ids: Collection[int
         alone.choice.CopyFrom(message.choice)
     else:
         setattr(alone, field, getattr(message, field))
-    ends = repr(sorted(eos_token_ids)).encode()
-    return blake2b(ends + alone.SerializeToString(deterministic=True), digest_size=32).digest()
+    context = repr((tenant, sorted(eos_token_ids))).encode()
+    return blake2b(context + alone.SerializeToString(deterministic=True), digest_size=32).digest()

@@ -51,10 +51,10 @@ class ConstraintPool:
         )
 
     async def compile(
-        self, message: inference_pb2.GenerateRequest, eos_token_ids: Collection[int]
+        self, message: inference_pb2.GenerateRequest, eos_token_ids: Collection[int], tenant: str
     ) -> TokenConstraint | None:
         """The constraint of a checked message; None when it has none. `eos_token_ids` may end a
-        complete text.
+        complete text. What one tenant sent is no faster for another, so that none can ask by time.
 
         Raises InvalidArgument for what does not compile within the limits, ResourceExhausted when
         too many wait, or the machine is too busy to tell what it takes.
@@ -62,7 +62,7 @@ class ConstraintPool:
         field = message.WhichOneof("constraint")
         if field is None:
             return None
-        key = key_of(message, eos_token_ids)
+        key = key_of(message, eos_token_ids, tenant)
         if (kept := self._cache.get(key)) is not None:
             return kept
         if (task := self._tasks.get(key)) is None:

@@ -99,7 +99,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
                 admitted = self._admission.admit(
                     request,
                     await self._prompt_token_ids(request),
-                    constraint=await self._constraints.compile(request, eos_token_ids),
+                    constraint=await self._constraints.compile(request, eos_token_ids, tenant),
                     bad_words=await self._bad_words(request),
                     tenant=tenant,
                     deadline_s=context.time_remaining(),

@@ -75,12 +75,15 @@ async def test_costly_ones_hold_up_no_others_and_have_a_bounded_queue(
     pool: ConstraintPool, compiler: Compiler
 ) -> None:
     most = constraint_pool.MAX_PENDING_COSTLY
-    costly = [asyncio.create_task(pool.compile(pattern(f"costly{i}"), ())) for i in range(most + 1)]
+    costly = [
+        asyncio.create_task(pool.compile(pattern(f"costly{i}"), (), "acme"))
+        for i in range(most + 1)
+    ]
     done, _ = await asyncio.wait(costly, return_when=asyncio.FIRST_COMPLETED)
     [refused] = done
     error = refused.exception()
     assert isinstance(error, ResourceExhausted) and error.limit == "max_pending_constraints"
-    assert await pool.compile(pattern("other"), ()) is not None
+    assert await pool.compile(pattern("other"), (), "acme") is not None
     while compiler.calls["costly"] < NUM_COSTLY:
         await asyncio.sleep(0.001)
     assert not any(task.done() for task in costly if task is not refused)
@@ -93,23 +96,33 @@ async def test_costly_ones_hold_up_no_others_and_have_a_bounded_queue(
 async def test_what_is_known_is_not_compiled_again(
     pool: ConstraintPool, compiler: Compiler
 ) -> None:
-    first = await pool.compile(pattern("one"), (2, 3))
+    first = await pool.compile(pattern("one"), (2, 3), "acme")
     assert first is not None and first.accept(0)
-    again = await pool.compile(pattern("one"), (3, 2))
+    again = await pool.compile(pattern("one"), (3, 2), "acme")
     assert again is not None and again.mask is not None
     assert ids_of(again.mask) == [0], "it took no token yet"
     assert compiler.calls["quickly"] == 1
-    await pool.compile(pattern("one"), (2,))
-    await pool.compile(inference_pb2.GenerateRequest(grammar="one"), (2, 3))
+    await pool.compile(pattern("one"), (2,), "acme")
+    await pool.compile(inference_pb2.GenerateRequest(grammar="one"), (2, 3), "acme")
     assert compiler.calls["quickly"] == 3, "other ends, and another kind"
+
+
+async def test_no_tenant_sees_by_time_what_others_constrain_by(
+    pool: ConstraintPool, compiler: Compiler
+) -> None:
+    for tenant in ("acme", "other", "acme", "other"):
+        await pool.compile(pattern("one"), (), tenant)
+    assert compiler.calls["quickly"] == 2
 
 
 async def test_many_that_come_with_the_same_wait_for_one_compilation(
     pool: ConstraintPool, compiler: Compiler
 ) -> None:
     """A batch of requests with one schema costs what one of them costs, and none is refused."""
-    same = [asyncio.create_task(pool.compile(pattern("costly"), ())) for _ in range(100)]
-    wrong = [asyncio.create_task(pool.compile(pattern("costly, wrong"), ())) for _ in range(100)]
+    same = [asyncio.create_task(pool.compile(pattern("costly"), (), "acme")) for _ in range(100)]
+    wrong = [
+        asyncio.create_task(pool.compile(pattern("costly, wrong"), (), "acme")) for _ in range(100)
+    ]
     while compiler.calls["costly"] < 2:
         await asyncio.sleep(0.001)
     same.pop(0).cancel()  # who came first may leave; the others wait on
@@ -126,7 +139,7 @@ async def test_a_refusal_is_known_too(pool: ConstraintPool, compiler: Compiler) 
     compiler.may_end.set()
     for _ in range(3):
         with pytest.raises(InvalidArgument, match="regex: it is wrong"):
-            await pool.compile(pattern("costly and wrong"), ())
+            await pool.compile(pattern("costly and wrong"), (), "acme")
     assert compiler.calls == {"quickly": 1, "costly": 1}
 
 
@@ -135,7 +148,7 @@ async def test_what_a_busy_machine_could_not_tell_may_be_tried_again(
 ) -> None:
     for _ in range(2):
         with pytest.raises(ResourceExhausted) as refused:
-            await pool.compile(pattern("slow"), ())
+            await pool.compile(pattern("slow"), (), "acme")
         assert refused.value.retry_after_s > 0
     assert compiler.calls["quickly"] == 2
 
@@ -146,9 +159,9 @@ async def test_the_oldest_make_room(
     monkeypatch.setattr(constraint_cache, "MAX_COMPILED", 2)
     monkeypatch.setattr(constraint_cache, "MAX_REFUSED", 1)
     for text in ("one", "two", "one", "three", "one", "two"):
-        await pool.compile(pattern(text), ())
+        await pool.compile(pattern(text), (), "acme")
     assert compiler.calls["quickly"] == 4, "two has made room for three"
     for text in ("wrong 1", "wrong 2", "wrong 2", "wrong 1"):
         with pytest.raises(InvalidArgument):
-            await pool.compile(pattern(text), ())
+            await pool.compile(pattern(text), (), "acme")
     assert compiler.calls["quickly"] == 4 + 3
