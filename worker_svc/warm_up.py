@@ -12,7 +12,9 @@ from kernels.logits import NO_BITS, Draws, LogitEntries, LogitKernels, LogitRule
 
 
 def warm_up(kernels: LogitKernels, vocab_size: int, device: torch.device) -> None:
-    """Rules of every kind, a mask, and a draw with filters beside one without."""
+    """Rules of every kind, a mask, a draw with filters beside one without, and one greedy row
+    behind another: where the vocabulary is no multiple of 4, its logits are not aligned to 16
+    bytes, which takes a kernel of its own."""
     logits = torch.zeros((2, vocab_size), device=device)
     first = np.zeros(1, np.int64)
     entry = LogitEntries(first, first)
@@ -28,3 +30,4 @@ def warm_up(kernels: LogitKernels, vocab_size: int, device: torch.device) -> Non
         numbers=np.zeros(2),
     )
     kernels.draw_tokens(logits, draws)
+    kernels.draw_tokens(logits[1:], Draws.greedy(1))

@@ -80,19 +80,23 @@ def test_steps_with_every_rule_mask_and_filter_give_the_same(tmp_path: Path) -> 
 
 
 class NotedKernel:
-    """A kernel that notes its launches."""
+    """A kernel that notes its launches, and whether what it is over is aligned."""
 
-    def __init__(self, name: str, kernel: Any, launched: list[str]) -> None:
+    def __init__(self, name: str, kernel: Any, launched: list[tuple[str, bool]]) -> None:
         self._name, self._kernel, self._launched = name, kernel, launched
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        self._launched.append(self._name)
-        return self._kernel[grid]
+        def launch(first: torch.Tensor, *others: Any, **options: Any) -> None:
+            self._launched.append((self._name, first.data_ptr() % 16 == 0))
+            self._kernel[grid](first, *others, **options)
+
+        return launch
 
 
 def test_a_start_launches_every_kernel_over_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or else the first request that needs a kernel waits for its compiler."""
-    launched: list[str] = []
+    """Or else the first request that needs a kernel waits for its compiler, which makes another one
+    for rows that are not aligned: greedy ones, behind others."""
+    launched: list[tuple[str, bool]] = []
     for module in (sampling, logit_rules):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
@@ -100,4 +104,5 @@ def test_a_start_launches_every_kernel_over_logits_once(monkeypatch: pytest.Monk
     warm_up(kernels, 130, CPU)
     rules = ["rule_kernel"] * 3
     draws = ["best_kernel", "draw_kernel", "gather_kernel", "draw_candidates_kernel"]
-    assert launched == [*rules, "mask_kernel", *draws]
+    aligned = [(name, True) for name in (*rules, "mask_kernel", *draws)]
+    assert launched == [*aligned, ("best_kernel", False)]
