@@ -1,8 +1,9 @@
 // The vector operations that every kernel is written in.
 //
 // A vector holds kLanes 32-bit lanes. The types are GCC vector extensions, so + - * & >> and
-// comparisons work on them everywhere; what an instruction set does better than the compiler stands
-// in its own header. A further instruction set is one more such header (it may set another kLanes).
+// comparisons work on them everywhere (simd_vectors.h); what an instruction set does better than the
+// compiler stands in its own header. A further instruction set is one more such header (it may set
+// another kLanes).
 //
 // Built with -ffp-contract=off: a multiply-add is fused where it says fused_multiply_add and nowhere
 // else, so every instance of a template rounds alike. The batch invariance of the results rests on it.
@@ -108,8 +109,9 @@ inline Floats exp(Floats x) {
   return reinterpret_cast<Floats>(reinterpret_cast<Ints>(value) & ~is_zero);
 }
 
-// 2^x for x <= 0, in place: within 2 units in the last place for -126 <= x, 0 from -126.5 on (also for
-// -infinity), NaN for NaN. The polynomial has the least relative error for |f| <= 1/2. Several vectors go step by step together, as one alone waits for its own steps.
+// 2^x for x <= 0, in place: within 2 units in the last place for -126 <= x, 0 below -126.5 (also for
+// -infinity), NaN for NaN. The polynomial has the least relative error for |f| <= 1/2. Several vectors go
+// step by step together, as one alone waits for its own steps.
 template <int kCount>
 inline void power_of_two(Floats (&x)[kCount]) {
   const Floats rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer

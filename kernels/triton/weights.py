@@ -4,7 +4,7 @@
     weight[t] = w[t] rounded to a multiple of 2^-WEIGHT_BITS, and counted in these
 
 Sums of integers do not depend on how many lanes or turns they are made of, so neither a batch nor
-a device nor a tile's size can change a token. WEIGHT_BITS leaves room for 2^20 tokens in 63 bits;
+a tile's size can change a token. WEIGHT_BITS leaves room for 2^20 tokens in 63 bits;
 what weighs less than 2^-43 of the best token, e^-30, is never drawn.
 """
 
