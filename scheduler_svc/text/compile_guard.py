@@ -6,8 +6,10 @@ a thread's stack, which ends the process. See `scheduler_svc.text.compile_helper
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -80,16 +82,15 @@ class CompileGuard:
 
     def close(self) -> None:
         """Ends the helper, also while a thread waits for it."""
-        helper = self._helper
-        if helper is not None:
-            helper.kill()
+        if (helper := self._helper) is not None:
+            _kill(helper)
         with self._lock:
             self._end()
 
     def _end(self) -> None:
         helper, self._helper = self._helper, None
         if helper is not None:
-            helper.kill()
+            _kill(helper)
             helper.wait()
             for pipe in (helper.stdin, helper.stdout):
                 assert pipe is not None
@@ -104,6 +105,7 @@ class CompileGuard:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
+            process_group=0,  # a terminal's Ctrl-C is the scheduler's to handle
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy is to start no threads there
         )
         assert helper.stdin is not None and helper.stdout is not None
@@ -113,3 +115,10 @@ class CompileGuard:
             self._end()
             raise RuntimeError("the process that compiles grammars doesn't start")
         return helper
+
+
+def _kill(helper: subprocess.Popen[bytes]) -> None:
+    """With its child, which has its pipes and would keep them until it has compiled."""
+    if helper.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(helper.pid, signal.SIGKILL)

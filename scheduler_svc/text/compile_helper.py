@@ -63,7 +63,6 @@ _BY_SIGNAL: dict[int, Verdict] = {
 
 def main(cpu_s: float, niceness: int) -> None:
     """Answers on standard output until standard input ends, as it does when the scheduler dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the scheduler's to handle
     os.nice(niceness)
     source, sink = FileIO(0, "rb"), FileIO(1, "wb")
     first = read_frame(source, time.monotonic() + START_S)

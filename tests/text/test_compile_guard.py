@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from scheduler_svc.text import compile_guard, grammar
 from scheduler_svc.text.compile_guard import CompileGuard, OutOfTime, TooCostly, TooSlow
+from scheduler_svc.text.pipe_frames import Pipe, read_frame
 
 CPU_S = 0.5
 SLOW = grammar.of_lark("start: A\nA: " + " & ".join(f"/.*a.{{{i % 20}}}/" for i in range(50)))
@@ -34,6 +37,10 @@ def helper_of(guard: CompileGuard) -> subprocess.Popen[bytes]:
     assert guard.check(grammar.of_regex("a+")) is None
     assert guard._helper is not None
     return guard._helper
+
+
+def child_of(helper: subprocess.Popen[bytes]) -> int:
+    return int(Path(f"/proc/{helper.pid}/task/{helper.pid}/children").read_text())
 
 
 def runs(pid: int) -> bool:
@@ -77,14 +84,36 @@ def test_a_helper_that_gets_no_processor_time_is_given_up(
     guard: CompileGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper = helper_of(guard)
-    child = int(Path(f"/proc/{helper.pid}/task/{helper.pid}/children").read_text())
+    child = child_of(helper)
     os.kill(child, signal.SIGSTOP)
     monkeypatch.setattr(compile_guard, "MAX_COMPILE_S", 0.0)
     monkeypatch.setattr(compile_guard, "GRACE_S", 0.05)
     with pytest.raises(TooSlow):
         guard.check(grammar.of_regex("b+"))
     assert helper.poll() is not None, "it has ended"
-    os.kill(child, signal.SIGCONT)
+    while runs(child):
+        time.sleep(0.01)
+
+
+def test_a_close_ends_what_is_compiled(
+    guard: CompileGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child has the helper's pipes, so that the end of the helper alone would tell nobody."""
+    child = child_of(helper_of(guard))
+    os.kill(child, signal.SIGSTOP)
+    waits = threading.Event()
+
+    def read(pipe: Pipe, deadline_s: float) -> bytes | None:
+        waits.set()
+        return read_frame(pipe, deadline_s)
+
+    monkeypatch.setattr(compile_guard, "read_frame", read)
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(guard.check, grammar.of_regex("b+"))
+        assert waits.wait(10)
+        guard.close()
+        with pytest.raises(TooSlow):
+            checked.result()
     while runs(child):
         time.sleep(0.01)
 
