@@ -61,11 +61,12 @@ inline void put_in_pair(float* p, int second, int lane, float value) {
 inline void put_in_pair(int8_t* p, int second, int lane, float value) {
   p[second * simd::kLanes + lane] = static_cast<int8_t>(std::nearbyintf(value));
 }
-// bfloat16, rounded to the nearest even
+// bfloat16, rounded to the nearest even; rounded, some NaNs would be zeros
 inline void put_in_pair(uint16_t* p, int second, int lane, float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
-  p[2 * lane + second] = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+  p[2 * lane + second] = static_cast<uint16_t>(std::isnan(value) ? 0x7fc0u : rounded);
 }
 
 // A vector's scale, largest magnitude / 127, to `scale`; returns what its numbers are multiplied by. A

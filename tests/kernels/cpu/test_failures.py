@@ -128,6 +128,22 @@ def test_a_poisoned_row_gives_nan_and_its_neighbours_are_right(
     assert torch.equal(poisoned[[0, 2]], sound[[0, 2]])
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1])
+def test_what_follows_a_nan_of_any_bits_is_nan(bits: int, kv_dtype: torch.dtype) -> None:
+    """The cache keeps it."""
+    shape = replace(SHAPE, tied=False)
+    spec = make_spec(shape)
+    embedding = torch.rand(53, 32)
+    embedding.view(torch.int32)[7] = bits
+    weights = make_weights(shape, ("F32",), torch.Generator().manual_seed(4))
+    weights = replace(weights, embedding=StoredMatrix(53, 32, "F32", embedding))
+    decoder = make_decoder(spec, weights, "auto", kv_dtype=kv_dtype)
+    run = PagedRun(decoder, spec, "auto", [torch.tensor([7, 3])], kv_dtype=kv_dtype)
+    run.step([1])
+    assert run.step([1])[0].isnan().all()
+
+
 def test_a_pool_takes_the_threads_that_it_gets(tmp_path: Path) -> None:
     program = tmp_path / "pool_check"
     source = Path(__file__).with_name("pool_check.cpp")
