@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import uvloop
 import zmq
@@ -24,22 +24,12 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
         runner.run(asyncio.wait_for(scenario(), TEST_LIMIT_S))
 
 
-@contextmanager
-def router(endpoint: str = TCP, **options: object) -> Iterator[RouterLink]:
-    link = RouterLink(endpoint, **options)  # type: ignore[arg-type]
-    try:
-        yield link
-    finally:
-        link.close()
+def router(endpoint: str = TCP, **options: object) -> closing[RouterLink]:
+    return closing(RouterLink(endpoint, **options))  # type: ignore[arg-type]
 
 
-@contextmanager
-def dealer(endpoint: str, **options: object) -> Iterator[DealerLink]:
-    link = DealerLink(endpoint, **options)  # type: ignore[arg-type]
-    try:
-        yield link
-    finally:
-        link.close()
+def dealer(endpoint: str, **options: object) -> closing[DealerLink]:
+    return closing(DealerLink(endpoint, **options))  # type: ignore[arg-type]
 
 
 @contextmanager
