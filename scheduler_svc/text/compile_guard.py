@@ -27,7 +27,7 @@ class TooCostly(Exception):
     """A grammar took more memory or stack than it may."""
 
 
-class OutOfTime(TooCostly):
+class OutOfTime(Exception):
     """A grammar took more processor time than it may."""
 
 
@@ -63,7 +63,7 @@ class CompileGuard:
     def check(self, grammar: str) -> str | None:
         """What is wrong with a grammar; None when it may be compiled.
 
-        Raises TooCostly, and TooSlow.
+        Raises TooCostly, OutOfTime and TooSlow.
         """
         with self._lock:
             helper = self._running()

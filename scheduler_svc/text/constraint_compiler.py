@@ -67,8 +67,6 @@ class ConstraintCompiler:
     ) -> MatcherConstraint:
         try:
             reason = guard.check(grammar)
-        except OutOfTime:
-            raise
         except TooCostly:
             reason = TOO_COSTLY
         if reason is not None:
