@@ -37,6 +37,9 @@ _CANDIDATE_BYTES = 16
 def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
     """See `LogitKernels.draw_tokens`."""
     num_rows, vocab_size = logits.shape
+    if not num_rows:
+        none = np.zeros(0, np.bool_)
+        return Drawn(np.zeros(0, np.int64), none, none)
     assert logits.dtype == torch.float32 and logits.stride(1) == 1
     assert draws.temperature.shape == (num_rows,) and 0 < vocab_size <= MAX_VOCAB_SIZE
     assert ((draws.numbers >= 0) & (draws.numbers < 1)).all()  # or a kernel would never end

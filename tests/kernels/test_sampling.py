@@ -65,6 +65,15 @@ def test_each_row_equals_the_rule_written_out(
     assert drawn.is_sound.all() and not drawn.is_empty.any()
 
 
+def test_a_step_without_greedy_rows_launches_nothing_for_them(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a launch would wait for the device once more."""
+    monkeypatch.setattr(sampling, "best_kernel", None)
+    drawn = draw(np.zeros((0, 61), np.float32), Draws.greedy(0), device)
+    assert len(drawn.token_ids) == len(drawn.is_sound) == len(drawn.is_empty) == 0
+
+
 def test_a_large_vocabulary_draws_as_on_the_cpu(device: torch.device) -> None:
     generator = np.random.default_rng(7)
     logits = generator.normal(size=(len(PARAMS), 5003)).astype(np.float32) * 3
