@@ -195,6 +195,11 @@ class KVCacheManager:
         seq.parent = self.index.publish(seq.block_table[number], digest, seq.parent, tokens)
         seq.num_published_blocks = number + 1
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Nobody finds `blocks` any more, whose content is not to be trusted: all of a table, since
+        it can't be told which of them a fault was in. Who shares them keeps them."""
+        self.index.remove_all(blocks)
+
     def free(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each of a table's leading blocks; the last ones are reused
         first, as they are of use to the fewest prefixes."""

@@ -32,6 +32,14 @@ class PromptPlaces(NamedTuple):
     """Of its row."""
 
 
+class LeftRow(NamedTuple):
+    """A sequence as it left a row that plans in flight compute."""
+
+    seq: Sequence
+    blocks: list[int]
+    """Its table."""
+
+
 @dataclass(slots=True)
 class StepRecord:
     """A plan in flight: what its result must fit, and what waits for it.
@@ -61,8 +69,8 @@ class StepRecord:
     """Sampling rows whose tokens' log-probabilities are told, each with how many likeliest ones."""
     prompt_places: dict[int, PromptPlaces] = field(default_factory=dict)
     """The same for rows whose prompts' are told, in the plan's order."""
-    swapped: dict[int, Sequence] = field(default_factory=dict)
-    """Rows that this plan computes and a later one copies out; their failure must be heard."""
+    left: dict[int, LeftRow] = field(default_factory=dict)
+    """Rows whose sequences left while this plan was in flight; their failure must be heard."""
 
 
 class Replica:
@@ -195,24 +203,29 @@ class Replica:
         them is back: `last_record`, or the last in flight that computes its row.
 
         What it generated is published now: sooner it would be of use to hardly anybody, and would
-        cost every step. The token sampled last is not computed, all before it are."""
+        cost every step. The token sampled last is not computed, all before it are. Of an unsound
+        request nothing is published, and what was is forgotten."""
         seq.go(state)
         row = seq.row
         has_generated = self.table.num_tokens[row] > self.table.num_started[row]
         self.table.remove(row)
         self.constrained.pop(row, None)
-        if has_generated:
+        if seq.request.is_unsound:
+            self.kv.forget(seq.block_table)
+        elif has_generated:
             self.kv.publish(seq, len(seq.token_ids) - 1)
         blocks = self.kv.leave(seq)
+        for record in self.in_flight:
+            record.left[row] = LeftRow(seq, blocks)
         self.retiring.append(row)
         seq.replica, seq.row = None, -1
         if seq.request.beams is not None:
             self._leave_beams(seq.request)
-        record = last_record or self.record_of(int(self.table.last_step[row]))
-        if record is None:
+        last = last_record or self.record_of(int(self.table.last_step[row]))
+        if last is None:
             self.kv.free(blocks)
         else:
-            self.defer(record, blocks)
+            self.defer(last, blocks)
 
     def _leave_beams(self, request: Request) -> None:
         """The search is lost when the last of its beams leaves."""

@@ -35,6 +35,8 @@ class Request:
     """Of a beam search, while it runs."""
     num_losses: int = 0
     """Replicas lost while it ran there."""
+    is_unsound: bool = False
+    """A worker failed one of its sequences: what its blocks hold is not to be trusted."""
 
     @property
     def id(self) -> RequestId:

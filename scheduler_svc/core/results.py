@@ -15,6 +15,7 @@ from scheduler_svc.core.messages import FinishReason, NewRequest, SequenceRef
 from scheduler_svc.core.replica import Replica, StepRecord
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.sequence_table import Bools, Ints
+from scheduler_svc.core.states import SequenceState
 from shared.errors import ProtocolError
 from shared.logprobs import Logprobs
 from shared.plan import StepResult
@@ -92,11 +93,14 @@ def _check_candidates(replica: Replica, record: StepRecord, result: StepResult) 
             raise ProtocolError(f"a beam must give {beams.num_candidates} different candidates")
 
 
-def failed_sequences(
+def take_failures(
     replica: Replica, record: StepRecord, result: StepResult
 ) -> list[tuple[Sequence, str]]:
     """The sequences that the step failed, with what went wrong: those that still hold the row
-    that the plan meant, and those whose half-made cache went to the host pool meanwhile."""
+    that the plan meant, and those whose half-made cache went to the host pool meanwhile.
+
+    Of these nothing is published any more. Of others that left the row meanwhile what they left
+    there is forgotten; they have ended, or are computed again."""
     generation_of = {
         **dict(zip(record.sample_rows.tolist(), record.sample_generations.tolist(), strict=True)),
         **dict(zip(record.chunk_rows, record.chunk_generations, strict=True)),
@@ -105,10 +109,15 @@ def failed_sequences(
     failed = []
     for failure in result.failures:
         row = failure.handle
-        if row in record.swapped:
-            failed.append((record.swapped[row], failure.message))
-        elif replica.table.generation[row] == generation_of[row]:
-            failed.append((replica.table.sequence(row), failure.message))
+        if replica.table.generation[row] == generation_of[row]:
+            seq = replica.table.sequence(row)
+        else:
+            seq, blocks = record.left[row]
+            replica.kv.forget(blocks)
+            if seq.state is not SequenceState.SWAPPED or seq.replica != replica.id:
+                continue
+        seq.request.is_unsound = True
+        failed.append((seq, failure.message))
     return failed
 
 

@@ -34,7 +34,7 @@ from scheduler_svc.core.policy import make_policy
 from scheduler_svc.core.prefix_index import BlockHasher
 from scheduler_svc.core.replica import MAX_PLANS_IN_FLIGHT, Replica
 from scheduler_svc.core.request import Request, Sequence, make_request
-from scheduler_svc.core.results import apply_tokens, check_result, failed_sequences
+from scheduler_svc.core.results import apply_tokens, check_result, take_failures
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.story import Stories, Story
 from scheduler_svc.core.stranded import Stranded
@@ -214,7 +214,7 @@ class Scheduler:
         source.in_flight.popleft()
         events: list[Event] = []
         if result.failures:
-            for seq, message in failed_sequences(source, record, result):
+            for seq, message in take_failures(source, record, result):
                 if seq.state is not SequenceState.FINISHED:
                     kind = FailureKind.SEQUENCE_FAILED
                     events.append(self._endings.fail(seq.request, kind, message))

@@ -151,8 +151,6 @@ class TableGrowth:
     def _swap_out(self, victim: Sequence, num_tokens: int) -> None:
         replica = self._replica
         kv = replica.kv
-        for record in replica.in_flight:
-            record.swapped[victim.row] = victim
         host_blocks = kv.host_pool.take(kv.num_blocks_for(num_tokens))
         self._draft.swap_out(victim.block_table[: len(host_blocks)], host_blocks)
         replica.leave(victim, SequenceState.SWAPPED, self._draft.record)

@@ -130,18 +130,28 @@ class Driver:
         self.peak_blocks = max(self.peak_blocks, view.num_blocks - view.num_free_blocks)
         return plan
 
-    def work(self, replica: ReplicaId = R1, failing: Sequence[int] = ()) -> StepResult:
+    def work(
+        self,
+        replica: ReplicaId = R1,
+        failing: Sequence[int] = (),
+        poisoned: Sequence[int] = (),
+    ) -> StepResult:
         """The worker runs its oldest plan."""
         plan = self.plans[replica].popleft()
-        return self.workers[replica].apply(plan, frozenset(failing))
+        return self.workers[replica].apply(plan, frozenset(failing), frozenset(poisoned))
 
     def apply(self, result: StepResult, replica: ReplicaId = R1) -> None:
         self.take(self.scheduler.apply_result(replica, result, self.now))
 
-    def step(self, replica: ReplicaId = R1, failing: Sequence[int] = ()) -> None:
+    def step(
+        self,
+        replica: ReplicaId = R1,
+        failing: Sequence[int] = (),
+        poisoned: Sequence[int] = (),
+    ) -> None:
         """One plan, run and answered, with nothing else in flight."""
         assert self.schedule(replica) is not None, "nothing to do"
-        self.apply(self.work(replica, failing), replica)
+        self.apply(self.work(replica, failing, poisoned), replica)
 
     def run(self, max_rounds: int = 3000) -> None:
         """Keep two plans in flight on each replica until all is done."""

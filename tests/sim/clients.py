@@ -101,13 +101,26 @@ class Clients:
             cache_salt=rng.choice((b"", b"", b"x")),
             bypass_prefix_cache=rng.random() < 0.1,
         )
+        self._send(request, now)
+
+    def common_prompts(self) -> list[tuple[int, ...]]:
+        """What many prompts of the world begin with, with one token more."""
+        return [(*prefix, 0) for prefix in self._prefixes]
+
+    def ask(self, prompt: tuple[int, ...], now: float) -> None:
+        """A plain request for one token."""
+        self._num_requests += 1
+        name = RequestId(f"r{self._num_requests}")
+        self._send(NewRequest(name, prompt, SamplingParams(), max_tokens=1), now)
+
+    def _send(self, request: NewRequest, now: float) -> None:
         try:
             self._scheduler.submit(request, now)
         except (Unavailable, InvalidArgument, ResourceExhausted, DeadlineExceeded) as error:
             self._tally[type(error).__name__] += 1
             return
         self._scores.add(request)
-        if beam is not None:
+        if request.beam is not None:
             self._tally["beam"] += 1
             self._searches[request.request_id] = request
         self.streams[request.request_id] = [

@@ -117,6 +117,11 @@ def keep_taken_blocks_published(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixIndex, "remove_all", lambda self, blocks: None)
 
 
+def keep_unsound_blocks_published(patch: pytest.MonkeyPatch) -> None:
+    """A block is still found after a sequence failed that had it in its table."""
+    patch.setattr(KVCacheManager, "forget", lambda self, blocks: None)
+
+
 def wait_for_ever_for_a_leader(patch: pytest.MonkeyPatch) -> None:
     """Who waited for a prefix once goes on waiting."""
     patch.setattr(StepPlanner, "_is_led", lambda self, seq: bool(seq.leaders))
@@ -305,6 +310,7 @@ DEFECTS: tuple[Defect, ...] = (
     publish_early,
     publish_when_planned,
     keep_taken_blocks_published,
+    keep_unsound_blocks_published,
     wait_for_ever_for_a_leader,
     skip_copies,
     share_open_block,

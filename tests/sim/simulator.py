@@ -27,6 +27,10 @@ MAX_REPLICAS = 3
 NUM_BLOCKS = range(6, 15)
 """How many a replica's pool may have."""
 SETTLING_ROUNDS = 3000
+FAILING_RATE = 0.003
+"""Of sequences in a step that fail in it."""
+POISONING_RATE = 0.2
+"""Of chunks, of which nothing is sampled, that leave poison in their blocks."""
 
 
 @dataclass(slots=True)
@@ -77,6 +81,7 @@ class Simulator:
         for _ in range(num_events):
             self.step()
         self._settle()
+        self._check_caches()
 
     def step(self) -> None:
         """One event."""
@@ -107,7 +112,7 @@ class Simulator:
         for _ in range(SETTLING_ROUNDS):
             for replica in list(self.links):
                 self._schedule(replica)
-                self._work(replica, failing_rate=0)
+                self._work(replica, is_calm=True)
                 self._deliver(replica)
             self.now += 0.01
             self.clients.take(self.scheduler.tick(self.now))
@@ -122,6 +127,18 @@ class Simulator:
             assert view.num_free_host_blocks == view.num_host_blocks, "host blocks are lost"
         assert self.scheduler.num_waiting == self.scheduler.num_running == 0
         assert not list(self.scheduler.live_requests())
+
+    def _check_caches(self) -> None:
+        """Each failure takes the poison out that it came upon, so that no prompt fails for ever."""
+        for prompt in self.clients.common_prompts():
+            for _ in range(MAX_REPLICAS * NUM_BLOCKS.stop):
+                num_failed = self.tally["sequence_failed"]
+                self.clients.ask(prompt, self.now)
+                self._settle()
+                if self.tally["sequence_failed"] == num_failed:
+                    break
+            else:
+                raise AssertionError("a prompt fails for ever")
 
     def _submit(self) -> None:
         self.clients.submit(self.now)
@@ -147,15 +164,24 @@ class Simulator:
                 self.tally[op.kind.name] += 1
         self.clients.take(events)
 
-    def _work(self, replica: ReplicaId | None = None, failing_rate: float = 0.003) -> None:
+    def _work(self, replica: ReplicaId | None = None, *, is_calm: bool = False) -> None:
         replica = self._pick() if replica is None else replica
         if replica is None or not self.links[replica].plans:
             return
         link = self.links[replica]
         plan = link.plans.popleft()
         handles = [*plan.decode_handles, *plan.chunk_handles]
-        failing = frozenset(h for h in handles if self.rng.random() < failing_rate)
-        result = link.worker.apply(plan, failing)
+        unseen = [
+            handle
+            for handle, samples in zip(plan.chunk_handles, plan.chunk_samples, strict=True)
+            if not samples
+        ]
+        failing, poisoned = frozenset[int](), frozenset[int]()
+        if not is_calm:
+            failing = frozenset(h for h in handles if self.rng.random() < FAILING_RATE)
+            poisoned = frozenset(h for h in unseen if self.rng.random() < POISONING_RATE)
+            self.tally["poisoned"] += len(poisoned)
+        result = link.worker.apply(plan, failing, poisoned)
         step_s = 1e-3 + 1e-4 * plan.num_tokens * self.rng.uniform(0.5, 2)
         link.results.append(replace(result, execute_s=step_s))
 

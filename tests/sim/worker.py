@@ -24,6 +24,8 @@ from tests.sim.model import ROOT, candidates, draw, extend
 from tests.told import rows_of, told_of
 
 RUBBISH = -7
+POISON = -8
+"""As a NaN in a cache: what is computed of it is poison too, and who samples of it fails."""
 
 
 @dataclass(slots=True)
@@ -53,9 +55,15 @@ class SimWorker:
     def _empty(self, num_blocks: int) -> list[list[int | None]]:
         return [[None] * self.block_size for _ in range(num_blocks)]
 
-    def apply(self, plan: StepPlan, failing: frozenset[int] = frozenset()) -> StepResult:
+    def apply(
+        self,
+        plan: StepPlan,
+        failing: frozenset[int] = frozenset(),
+        poisoned: frozenset[int] = frozenset(),
+    ) -> StepResult:
         """Runs a plan whose base is this worker's step; `failing` handles fail in it, and in every
-        plan after it until they leave."""
+        plan after it until they leave. What `poisoned` handles compute is poison, and so is all
+        that is computed of it; whoever is to sample of it fails."""
         assert plan.base_step == self.step, "a plan on another base"
         self.step = plan.step
         self._enter(plan)
@@ -78,9 +86,13 @@ class SimWorker:
                 continue
             if scores := self._scores(handle, num_new):
                 told_prompts[handle] = scores
-            if not self._compute(handle, num_new, samples):
+            if not self._compute(handle, num_new, samples, is_poisoned=handle in poisoned):
                 continue
-            if self.sequences[handle].num_candidates:
+            if self._states(self.sequences[handle])[-1] == POISON:
+                self._broken.add(handle)
+                failed.append(handle)
+                told_prompts.pop(handle, None)
+            elif self.sequences[handle].num_candidates:
                 found.append(self._candidates(handle))
             else:
                 handles.append(handle)
@@ -156,14 +168,15 @@ class SimWorker:
         for source, target in zip(sources, targets, strict=True):
             target_pool[target] = list(source_pool[source])
 
-    def _compute(self, handle: int, num_new: int, samples: bool) -> bool:
+    def _compute(self, handle: int, num_new: int, samples: bool, *, is_poisoned: bool) -> bool:
         """Fill the slots of `num_new` tokens; whether the next token is due."""
         seq = self.sequences[handle]
         for position in range(seq.num_computed, seq.num_computed + num_new):
             block = self._device[seq.block_table[position // self.block_size]]
-            block[position % self.block_size] = extend(
-                self._read(seq, position - 1), seq.token_ids[position]
-            )
+            before = self._read(seq, position - 1)
+            is_poison = is_poisoned or before == POISON
+            state = POISON if is_poison else extend(before, seq.token_ids[position])
+            block[position % self.block_size] = state
         seq.num_computed += num_new
         assert samples == (seq.num_computed == len(seq.token_ids)), "samples in the middle"
         return samples
