@@ -45,12 +45,16 @@ struct Packed {
   static simd::Floats scale(const uint8_t* block, int g, int t) {
     return L::scale(block + t * L::kTileBytes, g);
   }
+  static simd::Ints scale_over_one(const uint8_t* block, int g, int t) {
+    return simd::bits_over_one(Packed::scale(block, g, t));
+  }
   static simd::Floats minimum(const uint8_t* block, int g, int t) {
     return L::minimum(block + t * L::kTileBytes, g);
   }
 };
 
-// 4-bit weights taken apart: bytes [quad][tile][kLanes][4], floats [scale, minimum][tile][kLanes].
+// 4-bit weights taken apart: bytes [quad][tile][kLanes][4], [scale, minimum][tile][kLanes], floats or, where
+// the scale is multiplied by an addition, its bits over those of 1.
 template <class L>
 struct Expanded {
   using Layout = L;
@@ -66,6 +70,9 @@ struct Expanded {
   static simd::Floats scale(const uint8_t* block, int, int t) {
     return simd::load(reinterpret_cast<const float*>(block + kWeightBytes) + t * simd::kLanes);
   }
+  static simd::Ints scale_over_one(const uint8_t* block, int, int t) {
+    return reinterpret_cast<simd::Ints>(scale(block, 0, t));
+  }
   static simd::Floats minimum(const uint8_t* block, int, int t) {
     return scale(block + kScaleBytes, 0, t);
   }
@@ -77,9 +84,11 @@ struct Expanded {
       for (int quad = 0; quad < kQuads; ++quad) {
         store_bytes(block + (2 * quad + t) * kQuadBytes, Packed<L>::quad(packed, quad, t));
       }
-      store(scales + t * kLanes, Packed<L>::scale(packed, 0, t));
       if constexpr (L::kHasMinimum) {
+        store(scales + t * kLanes, reinterpret_cast<Floats>(Packed<L>::scale_over_one(packed, 0, t)));
         store(scales + (2 + t) * kLanes, Packed<L>::minimum(packed, 0, t));
+      } else {
+        store(scales + t * kLanes, Packed<L>::scale(packed, 0, t));
       }
     }
   }
@@ -166,16 +175,18 @@ void multiply_chunk(const uint8_t* block, int num_blocks,
         QUIRE_UNROLL for (int t = 0; t < 2; ++t) {
           float* total = totals + row * kPanel + t * kLanes;
           Floats dot = to_floats(sums[row][t]);
-          if constexpr (L::kZero != 0) {
-            dot = fused_multiply_add(dot, row_scale, row_sum * splat(-L::kZero));
+          if constexpr (L::kHasMinimum) {  // a NaN comes with the sum
+            const Floats scale = times_power(Weights::scale_over_one(block, g, t), row_scale);
+            const Floats value = fused_multiply_add(dot, scale, load(total));
+            store(total, fused_multiply_add(row_sum, Weights::minimum(block, g, t), value));
           } else {
-            dot = dot * row_scale;
+            if constexpr (L::kZero != 0) {
+              dot = fused_multiply_add(dot, row_scale, row_sum * splat(-L::kZero));
+            } else {
+              dot = dot * row_scale;
+            }
+            store(total, fused_multiply_add(dot, Weights::scale(block, g, t), load(total)));
           }
-          Floats value = fused_multiply_add(dot, Weights::scale(block, g, t), load(total));
-          if constexpr (L::kHasMinimum) {
-            value = fused_multiply_add(row_sum, Weights::minimum(block, g, t), value);
-          }
-          store(total, value);
         }
         stay_in_memory();
       }

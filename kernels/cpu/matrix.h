@@ -124,6 +124,17 @@ void put_scale(uint8_t* scales, int g, int lane, float value, uint16_t half) {
   }
 }
 
+// Scales of 0 become the smallest half, and their weights 0: products with a minimum add to a scale's
+// exponent, and 0 has none.
+inline void lift_zero_scales(int num_weights, int group_size, DecodedBlock& block) {
+  for (int group = 0; group < num_weights / group_size; ++group) {
+    if (block.scales[group] != 0.0f) continue;
+    block.scales[group] = 0x1p-24f;
+    block.scale_half = 1;
+    std::fill_n(block.quants + group * group_size, group_size, int8_t{0});
+  }
+}
+
 // 32 weights of a decoded block, from `first`, as row `lane` of a tile.
 template <class L>
 void put_weights(const DecodedBlock& block, int first, int lane, uint8_t* tile) {
@@ -153,6 +164,7 @@ void pack_row(Format format, const uint8_t* row, int num_columns, int place, uin
   DecodedBlock block;
   for (int start = 0; start < num_columns; start += shape.num_weights, row += shape.num_bytes) {
     decode_block(format, row, block);
+    if constexpr (L::kHasMinimum) lift_zero_scales(shape.num_weights, L::kGroup, block);
     for (int first = 0; first < shape.num_weights; first += kBlock, tile += L::kBlockBytes) {
       put_weights<L>(block, first, place % simd::kLanes, tile);
     }

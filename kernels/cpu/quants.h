@@ -1,9 +1,10 @@
 // Rows of activations in 8 bits, in the order in which the products read them.
 //
-// Quantisation, per row and block of 32 columns: scale = largest magnitude / 127, quants = x / scale
-// rounded to the nearest (ties to even). A block's sums of quants times scale stand by it: weights with
-// a minimum or a zero need them. A block that holds a NaN or an infinity gets a NaN for scale and sums, and
-// with it every product of its row.
+// Quantisation, per row and block of 32 columns: scale = the smallest power of two that keeps the quants
+// within 127, quants = x / scale rounded to the nearest (ties to even). A scale that is a power of two
+// multiplies another by an addition to its exponent. A block's sums of quants times scale stand by it:
+// weights with a minimum or a zero need them. A block that holds a NaN, an infinity or what is near it gets
+// a NaN for scale and sums, and with it every product of its row.
 //
 // Rows stand in chunks of neighbours that are multiplied together. A chunk is a run of blocks of columns,
 // and in a block lie 4 columns of each row, 4 more of each, and so on: one pointer leads through all.
@@ -60,6 +61,9 @@ class RowChunks {
   std::vector<Place> places_;
 };
 
+// Scales of activations. Times a weight's scale, 2^-24 to 2^22 (matrix.h), they stay normal floats.
+constexpr float kMinScale = 0x1p-100f, kMaxScale = 0x1p100f;
+
 struct BlockScale {
   float scale;
   float sum;  // scale * (sum of the quants)
@@ -85,13 +89,13 @@ inline BlockScale quantise_block(const float* x, int8_t* quants) {
     bits = max(bits, reinterpret_cast<Ints>(absolute(load(x + i * kLanes))));
   }
   const float magnitude = float_of_bits(largest(bits));
-  if (!(magnitude <= std::numeric_limits<float>::max())) {
+  if (!(magnitude <= 127.0f * kMaxScale)) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::fill_n(quants, kBlock, int8_t{0});
     return {nan, nan, {nan, nan}};
   }
-  const float scale = magnitude / 127.0f;
-  const Floats inverse = splat(scale > 1e-37f ? 1.0f / scale : 0.0f);
+  const float scale = std::max(kMinScale, next_power_of_two(magnitude * (1.0f / 127.0f)));
+  const Floats inverse = splat(1.0f / scale);
   Ints sums[2] = {};
   for (int i = 0; i < kVectors; ++i) {
     const Ints rounded = round_to_ints(load(x + i * kLanes) * inverse);

@@ -84,6 +84,21 @@ inline float float_of_bits(int32_t bits) {
   return value;
 }
 
+// The smallest power of two that is no less than `x`, a positive normal float (0 for 0).
+inline float next_power_of_two(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  constexpr uint32_t kMantissa = 0x7fffff;
+  return float_of_bits(static_cast<int32_t>((bits + kMantissa) & ~kMantissa));
+}
+
+// What multiplies by a power of two by an addition of bits: bits_over_one(v) + bits(power) are those of
+// v * power, which is a normal float as v is.
+inline Ints bits_over_one(Floats v) { return reinterpret_cast<Ints>(v) - 0x3f800000; }
+inline Floats times_power(Ints over_one, Floats power) {
+  return reinterpret_cast<Floats>(over_one + reinterpret_cast<Ints>(power));
+}
+
 inline Floats absolute(Floats v) {
   return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & 0x7fffffff);
 }
