@@ -5,7 +5,8 @@
 //
 // Columns go in slices of some blocks, and all rows pass over a slice before the next one, so that its
 // weights, the rows' quants and their totals stay in the L1 cache. For several chunks of rows a slice's
-// 4-bit weights are taken apart once.
+// 4-bit weights are taken apart once. A chunk asks for the quants of the next one: they are too few in a
+// row for the hardware to notice.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +18,8 @@
 
 namespace quire::int8 {
 
-constexpr int kSlice = 8;  // blocks
-constexpr int kExpandChunks = 3;  // from so many chunks of rows on, 4-bit weights are taken apart ahead
+constexpr int kSlice = 12;  // blocks at most
+constexpr int kExpandChunks = 4;  // from so many chunks of rows on, 4-bit weights are taken apart ahead
 
 template <class L>
 using Quant = std::conditional_t<reads_words<L>(), int16_t, int8_t>;
@@ -42,54 +43,45 @@ struct Packed {
     const simd::Bytes both = Packed::quad(block, quad, t);
     return half == 0 ? simd::even_words(both) : simd::odd_words(both);
   }
-  static simd::Floats scale(const uint8_t* block, int g, int t) {
-    return L::scale(block + t * L::kTileBytes, g);
-  }
-  static simd::Ints scale_over_one(const uint8_t* block, int g, int t) {
-    return simd::bits_over_one(Packed::scale(block, g, t));
+  // the scale; of weights with a minimum over one, for times_power
+  static simd::Floats factor(const uint8_t* block, int g, int t) {
+    const simd::Floats scale = L::scale(block + t * L::kTileBytes, g);
+    return L::kHasMinimum ? simd::over_one(scale) : scale;
   }
   static simd::Floats minimum(const uint8_t* block, int g, int t) {
     return L::minimum(block + t * L::kTileBytes, g);
   }
 };
 
-// 4-bit weights taken apart: bytes [quad][tile][kLanes][4], [scale, minimum][tile][kLanes], floats or, where
-// the scale is multiplied by an addition, its bits over those of 1.
+// 4-bit weights taken apart: bytes [quad][tile][kLanes][4], floats [factor, minimum][tile][kLanes].
 template <class L>
 struct Expanded {
   using Layout = L;
   static_assert(L::kBits == 4 && L::kGroups == 1);
   static constexpr int kQuadBytes = 4 * simd::kLanes;
   static constexpr int kWeightBytes = kQuads * 2 * kQuadBytes;
-  static constexpr int kScaleBytes = 2 * simd::kLanes * static_cast<int>(sizeof(float));
-  static constexpr int kBlockBytes = kWeightBytes + (L::kHasMinimum ? 2 : 1) * kScaleBytes;
+  static constexpr int kFactorBytes = 2 * simd::kLanes * static_cast<int>(sizeof(float));
+  static constexpr int kBlockBytes = kWeightBytes + (L::kHasMinimum ? 2 : 1) * kFactorBytes;
 
   static simd::Bytes quad(const uint8_t* block, int quad, int t) {
     return simd::load_bytes(block + (2 * quad + t) * kQuadBytes);
   }
-  static simd::Floats scale(const uint8_t* block, int, int t) {
+  static simd::Floats factor(const uint8_t* block, int, int t) {
     return simd::load(reinterpret_cast<const float*>(block + kWeightBytes) + t * simd::kLanes);
   }
-  static simd::Ints scale_over_one(const uint8_t* block, int, int t) {
-    return reinterpret_cast<simd::Ints>(scale(block, 0, t));
-  }
   static simd::Floats minimum(const uint8_t* block, int, int t) {
-    return scale(block + kScaleBytes, 0, t);
+    return factor(block + kFactorBytes, 0, t);
   }
 
   static void expand(const uint8_t* packed, uint8_t* block) {
     using namespace simd;
-    float* scales = reinterpret_cast<float*>(block + kWeightBytes);
+    float* factors = reinterpret_cast<float*>(block + kWeightBytes);
     for (int t = 0; t < 2; ++t) {
       for (int quad = 0; quad < kQuads; ++quad) {
         store_bytes(block + (2 * quad + t) * kQuadBytes, Packed<L>::quad(packed, quad, t));
       }
-      if constexpr (L::kHasMinimum) {
-        store(scales + t * kLanes, reinterpret_cast<Floats>(Packed<L>::scale_over_one(packed, 0, t)));
-        store(scales + (2 + t) * kLanes, Packed<L>::minimum(packed, 0, t));
-      } else {
-        store(scales + t * kLanes, Packed<L>::scale(packed, 0, t));
-      }
+      store(factors + t * kLanes, Packed<L>::factor(packed, 0, t));
+      if constexpr (L::kHasMinimum) store(factors + (2 + t) * kLanes, Packed<L>::minimum(packed, 0, t));
     }
   }
 };
@@ -157,18 +149,31 @@ inline void dot_group(const uint8_t* block, int g,
   }
 }
 
-// totals [kRows][kPanel] += some blocks of one panel; fetches what lies `ahead` bytes further, if any
+// What a chunk asks for while it is multiplied, or null: the weights of the same slice of the next panel,
+// and the next chunk's quants.
+struct Ahead {
+  const uint8_t* weights;
+  const uint8_t* quants;
+};
+
+// totals [kRows][kPanel] += some blocks of one panel
 template <class Weights, int kRows>
 void multiply_chunk(const uint8_t* block, int num_blocks,
-                    const ChunkBlock<Quant<typename Weights::Layout>, kRows>* rows, const uint8_t* ahead,
+                    const ChunkBlock<Quant<typename Weights::Layout>, kRows>* rows, const Ahead& ahead,
                     float* totals) {
   using namespace simd;
   using L = typename Weights::Layout;
   for (int b = 0; b < num_blocks; ++b, ++rows, block += Weights::kBlockBytes) {
-    if (ahead != nullptr) prefetch(ahead + b * L::kBlockBytes, L::kBlockBytes);
+    if (ahead.weights != nullptr) prefetch(ahead.weights + b * L::kBlockBytes, L::kBlockBytes);
+    if (ahead.quants != nullptr) prefetch_soon(ahead.quants + b * sizeof *rows, sizeof *rows);
     for (int g = 0; g < L::kGroups; ++g) {
       Ints sums[kRows][2];
       dot_group<Weights, kRows>(block, g, *rows, sums);
+      const Floats factors[] = {Weights::factor(block, g, 0), Weights::factor(block, g, 1)};
+      Floats minima[2];
+      if constexpr (L::kHasMinimum) {
+        for (int t = 0; t < 2; ++t) minima[t] = Weights::minimum(block, g, t);
+      }
       QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
         const Floats row_scale = splat(rows->scales[row]);
         const Floats row_sum = splat(L::kGroups == 1 ? rows->sums[row] : rows->half_sums[g][row]);
@@ -176,16 +181,15 @@ void multiply_chunk(const uint8_t* block, int num_blocks,
           float* total = totals + row * kPanel + t * kLanes;
           Floats dot = to_floats(sums[row][t]);
           if constexpr (L::kHasMinimum) {  // a NaN comes with the sum
-            const Floats scale = times_power(Weights::scale_over_one(block, g, t), row_scale);
-            const Floats value = fused_multiply_add(dot, scale, load(total));
-            store(total, fused_multiply_add(row_sum, Weights::minimum(block, g, t), value));
+            const Floats value = fused_multiply_add(dot, times_power(factors[t], row_scale), load(total));
+            store(total, fused_multiply_add(row_sum, minima[t], value));
           } else {
             if constexpr (L::kZero != 0) {
               dot = fused_multiply_add(dot, row_scale, row_sum * splat(-L::kZero));
             } else {
               dot = dot * row_scale;
             }
-            store(total, fused_multiply_add(dot, Weights::scale(block, g, t), load(total)));
+            store(total, fused_multiply_add(dot, factors[t], load(total)));
           }
         }
         stay_in_memory();
@@ -202,17 +206,21 @@ void multiply_panel(const Matrix& matrix, int panel, const Activations& activati
   const int first_row = chunks.start(first);
   const int num_blocks = matrix.num_columns / kBlock;
   std::fill_n(out, (chunks.start(end) - first_row) * kPanel, 0.0f);
-  for (int b = 0; b < num_blocks; b += kSlice) {
-    const int count = std::min(kSlice, num_blocks - b);
+  const auto& quants = activations.quants<Quant<L>>();
+  const int num_slices = (num_blocks + kSlice - 1) / kSlice;
+  for (int index = 0; index < num_slices; ++index) {
+    const int b = index * num_blocks / num_slices, count = (index + 1) * num_blocks / num_slices - b;
     const uint8_t* slice = matrix.panel(panel) + b * L::kBlockBytes;
     const auto multiply = [&](auto weights, const uint8_t* from) {
       for (int chunk = first; chunk < end; ++chunk) {
         const int start = chunks.start(chunk);
+        const Ahead ahead{chunk == first ? slice + matrix.panel_bytes : nullptr,
+                          chunk + 1 < end ? quants.address(chunks.start(chunk + 1), chunks.size(chunk + 1), b)
+                                          : nullptr};
         with_size<kRowChunk>(chunks.size(chunk), [&](auto size) {
           constexpr int kRows = decltype(size)::value;
-          multiply_chunk<decltype(weights), kRows>(
-              from, count, activations.quants<Quant<L>>().template chunk<kRows>(start, b),
-              chunk == first ? slice + matrix.panel_bytes : nullptr, out + (start - first_row) * kPanel);
+          multiply_chunk<decltype(weights), kRows>(from, count, quants.template chunk<kRows>(start, b), ahead,
+                                                   out + (start - first_row) * kPanel);
         });
       }
     };

@@ -121,7 +121,11 @@ class Quants {
   template <int kRows>
   const ChunkBlock<Quant, kRows>* chunk(int first_row, int block) const {
     static_assert(sizeof(ChunkBlock<Quant, kRows>) == kRows * kRowBytes);
-    return reinterpret_cast<const ChunkBlock<Quant, kRows>*>(data_.data() + offset(first_row, kRows, block));
+    return reinterpret_cast<const ChunkBlock<Quant, kRows>*>(address(first_row, kRows, block));
+  }
+  // Where a block of the chunk of `num_rows` rows from `first_row` on begins.
+  const uint8_t* address(int first_row, int num_rows, int block) const {
+    return data_.data() + offset(first_row, num_rows, block);
   }
 
   void put(const RowChunks::Place& place, int block, const int8_t* quants, const BlockScale& scale) {

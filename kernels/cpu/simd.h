@@ -51,12 +51,18 @@ inline void settle(Vector& v) {
 // What was stored is not kept in registers too.
 inline void stay_in_memory() { asm volatile("" ::: "memory"); }
 
-// Asks for memory that is read soon, into the second-level cache.
+// Asks for memory that is read later, into the second-level cache.
 inline void prefetch_line(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+constexpr int kLine = 64;
+
 inline void prefetch(const void* start, int num_bytes) {
-  constexpr int kLine = 64;
   for (int i = 0; i < num_bytes; i += kLine) prefetch_line(static_cast<const char*>(start) + i);
+}
+
+// Asks for what is in the second-level cache and read next, into the first.
+inline void prefetch_soon(const void* start, int num_bytes) {
+  for (int i = 0; i < num_bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(start) + i, 0, 3);
 }
 
 // All lanes by `operation` in pairs, then those in pairs.
@@ -92,11 +98,13 @@ inline float next_power_of_two(float x) {
   return float_of_bits(static_cast<int32_t>((bits + kMantissa) & ~kMantissa));
 }
 
-// What multiplies by a power of two by an addition of bits: bits_over_one(v) + bits(power) are those of
-// v * power, which is a normal float as v is.
-inline Ints bits_over_one(Floats v) { return reinterpret_cast<Ints>(v) - 0x3f800000; }
-inline Floats times_power(Ints over_one, Floats power) {
-  return reinterpret_cast<Floats>(over_one + reinterpret_cast<Ints>(power));
+// Multiplies by powers of two with an addition of bits, which takes none of the multiplying pipes:
+// times_power(over_one(v), power) = v * power, where both and the product are normal floats.
+inline Floats over_one(Floats v) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) - 0x3f800000);
+}
+inline Floats times_power(Floats over_one, Floats power) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(over_one) + reinterpret_cast<Ints>(power));
 }
 
 inline Floats absolute(Floats v) {
