@@ -1,6 +1,7 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace quire {
 
@@ -43,13 +44,16 @@ Decoder::Decoder(const Config& config)
   mixed_ = Activations(config.max_num_tokens, mlp_width_, with_quants);
 }
 
-void Decoder::set_matrix(int layer, MatrixName name, Format format, const uint8_t* data, int num_rows,
-                         int num_columns) {
+Error Decoder::set_matrix(int layer, MatrixName name, Format format, const uint8_t* data, int num_rows,
+                          int num_columns) {
   Matrix& target =
       name == MatrixName::kOutput ? output_ : layers_[layer].matrices[static_cast<int>(name)];
   pool_.begin_step();
-  target = pack_matrix(format, data, num_rows, num_columns, pool_, weights_);
+  const std::optional<Matrix> packed = pack_matrix(format, data, num_rows, num_columns, pool_, weights_);
   pool_.end_step();
+  if (!packed) return Error::kWeights;
+  target = *packed;
+  return Error::kNone;
 }
 
 void Decoder::set_vector(int layer, VectorName name, const float* data, int size) {
@@ -294,9 +298,9 @@ int32_t quire_num_lanes() { return quire::simd::kLanes; }
 int32_t quire_set_matrix(quire::Decoder* decoder, int32_t layer, int32_t name, int32_t format,
                          const void* data, int32_t num_rows, int32_t num_columns) {
   return guarded([&] {
-    decoder->set_matrix(layer, static_cast<quire::MatrixName>(name), static_cast<quire::Format>(format),
-                        static_cast<const uint8_t*>(data), num_rows, num_columns);
-    return quire::Error::kNone;
+    return decoder->set_matrix(layer, static_cast<quire::MatrixName>(name),
+                               static_cast<quire::Format>(format), static_cast<const uint8_t*>(data),
+                               num_rows, num_columns);
   });
 }
 

@@ -71,6 +71,7 @@ enum class Error : int32_t {
   kBlockTable,
   kLogitRow,
   kOutOfMemory,
+  kWeights,
 };
 
 enum class KvType : int32_t { kFloat32, kBfloat16, kInt8 };
@@ -121,8 +122,8 @@ class Decoder {
  public:
   explicit Decoder(const Config& config);
 
-  // Repacks a stored matrix; `data` may go afterwards.
-  void set_matrix(int layer, MatrixName name, Format format, const uint8_t* data, int num_rows,
+  // Repacks a stored matrix; `data` may go afterwards. kWeights if it holds scales that are not finite.
+  Error set_matrix(int layer, MatrixName name, Format format, const uint8_t* data, int num_rows,
                   int num_columns);
   void set_vector(int layer, VectorName name, const float* data, int size);
   void set_bias(int layer, MatrixName name, const float* data, int size);

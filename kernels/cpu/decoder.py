@@ -13,6 +13,7 @@ import torch
 from kernels.cpu.build import BuildError, detect_isa, find_or_build
 from kernels.cpu.library import (
     ERRORS,
+    EXCEPTIONS,
     FORMATS,
     PHASES,
     Config,
@@ -68,7 +69,8 @@ def load_decoder(
     block_size      token slots in a KV block
     progress        called with the share of the weights done, 0 to 1
 
-    Only the embedding keeps being read from `weights`; the other tensors may go.
+    Only the embedding keeps being read from `weights`; the other tensors may go. ValueError if a
+    scale or minimum of quantised weights is not finite.
     """
     unsupported = [m.format for m in _all_matrices(weights) if m.format not in FORMATS]
     if unsupported:
@@ -118,7 +120,8 @@ class NativeDecoder:
         max_num_tokens: int,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """See `load_decoder`. MemoryError if the weights do not fit."""
+        """See `load_decoder`. MemoryError if the weights do not fit, ValueError if a scale of
+        quantised ones is not finite."""
         lanes = int(library.quire_num_lanes())
         assert kv_dtype in KV_DTYPES, f"no KV cache of {kv_dtype}"
         assert spec.head_dim % lanes == 0, f"head_dim is not a multiple of {lanes}"
@@ -291,8 +294,7 @@ class NativeDecoder:
 
     def _raise_on(self, code: int) -> None:
         if code:
-            kind = MemoryError if ERRORS[code] == "out of memory" else IndexError
-            raise kind(ERRORS[code])
+            raise EXCEPTIONS.get(code, IndexError)(ERRORS[code])
 
 
 def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -70,8 +70,12 @@ ERRORS = {
     5: "a block table is too short or names a block outside the KV cache",
     6: "a logit row is outside the step",
     7: "out of memory",
+    8: "a scale or minimum of the weights is not finite",
 }
 """What a call's non-zero return means (`Error` in decoder.h)."""
+
+EXCEPTIONS: dict[int, type[Exception]] = {7: MemoryError, 8: ValueError}
+"""What is raised for them; IndexError for the others."""
 
 
 class Config(ctypes.Structure):

@@ -12,7 +12,10 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "arena.h"
@@ -124,6 +127,13 @@ void put_scale(uint8_t* scales, int g, int lane, float value, uint16_t half) {
   }
 }
 
+inline bool is_sound(int num_weights, int group_size, const DecodedBlock& block) {
+  for (int group = 0; group < num_weights / group_size; ++group) {
+    if (!std::isfinite(block.scales[group]) || !std::isfinite(block.minima[group])) return false;
+  }
+  return true;
+}
+
 // Scales of 0 become the smallest half, and their weights 0: products with a minimum add to a scale's
 // exponent, and 0 has none.
 inline void lift_zero_scales(int num_weights, int group_size, DecodedBlock& block) {
@@ -157,18 +167,21 @@ void put_weights(const DecodedBlock& block, int first, int lane, uint8_t* tile) 
   }
 }
 
+// False if a scale or a minimum is not finite.
 template <class L>
-void pack_row(Format format, const uint8_t* row, int num_columns, int place, uint8_t* panel) {
+bool pack_row(Format format, const uint8_t* row, int num_columns, int place, uint8_t* panel) {
   const BlockShape shape = block_shape(format);
   uint8_t* tile = panel + place / simd::kLanes * L::kTileBytes;
   DecodedBlock block;
   for (int start = 0; start < num_columns; start += shape.num_weights, row += shape.num_bytes) {
     decode_block(format, row, block);
+    if (!is_sound(shape.num_weights, L::kGroup, block)) return false;
     if constexpr (L::kHasMinimum) lift_zero_scales(shape.num_weights, L::kGroup, block);
     for (int first = 0; first < shape.num_weights; first += kBlock, tile += L::kBlockBytes) {
       put_weights<L>(block, first, place % simd::kLanes, tile);
     }
   }
+  return true;
 }
 
 inline void pack_dense_row(int element_bytes, const uint8_t* row, int num_columns, int place,
@@ -181,8 +194,9 @@ inline void pack_dense_row(int element_bytes, const uint8_t* row, int num_column
 
 }  // namespace packing
 
-// Repacks stored rows [num_rows, num_columns]; num_columns is a multiple of the format's block.
-inline Matrix pack_matrix(Format format, const uint8_t* data, int num_rows, int num_columns,
+// Repacks stored rows [num_rows, num_columns]; num_columns is a multiple of the format's block. Nothing if
+// a scale or a minimum of quantised weights is not finite.
+inline std::optional<Matrix> pack_matrix(Format format, const uint8_t* data, int num_rows, int num_columns,
                           ThreadPool& pool, Arena& arena) {
   const BlockShape shape = block_shape(format);
   const size_t row_bytes = static_cast<size_t>(num_columns) / shape.num_weights * shape.num_bytes;
@@ -195,6 +209,7 @@ inline Matrix pack_matrix(Format format, const uint8_t* data, int num_rows, int 
     matrix.panel_bytes = static_cast<size_t>(num_columns) / kBlock * decltype(layout)::kBlockBytes;
   });
   matrix.bytes = arena.take(matrix.num_panels() * matrix.panel_bytes);
+  std::atomic<bool> all_sound{true};
   pool.run(matrix.num_panels(), [&](int index, int) {
     uint8_t* panel = matrix.bytes + index * matrix.panel_bytes;
     const int count = std::min(kPanel, num_rows - index * kPanel);
@@ -202,10 +217,11 @@ inline Matrix pack_matrix(Format format, const uint8_t* data, int num_rows, int 
       const uint8_t* row = data + (static_cast<size_t>(index) * kPanel + place) * row_bytes;
       if (is_dense(format)) packing::pack_dense_row(shape.num_bytes, row, num_columns, place, panel);
       with_layout(format, [&](auto layout) {
-        packing::pack_row<decltype(layout)>(format, row, num_columns, place, panel);
+        if (!packing::pack_row<decltype(layout)>(format, row, num_columns, place, panel)) all_sound = false;
       });
     }
   });
+  if (!all_sound) return std::nullopt;
   return matrix;
 }
 

@@ -95,17 +95,18 @@ inline BlockScale quantise_block(const float* x, int8_t* quants) {
     return {nan, nan, {nan, nan}};
   }
   const float scale = std::max(kMinScale, next_power_of_two(magnitude * (1.0f / 127.0f)));
-  const Floats inverse = splat(1.0f / scale);
-  Ints sums[2] = {};
-  for (int i = 0; i < kVectors; ++i) {
-    const Ints rounded = round_to_ints(load(x + i * kLanes) * inverse);
-    store_bytes(quants + i * kLanes, rounded);
-    sums[i / (kVectors / 2)] += rounded;
+  const Floats inverse = splat(inverse_of_power(scale));
+  Ints rounded[kVectors];
+  for (int i = 0; i < kVectors; ++i) rounded[i] = round_to_ints(load(x + i * kLanes) * inverse);
+  store_bytes(quants, rounded);
+  Ints halves[2] = {rounded[0], rounded[kVectors / 2]};
+  for (int i = 1; i < kVectors / 2; ++i) {
+    halves[0] += rounded[i];
+    halves[1] += rounded[kVectors / 2 + i];
   }
-  const int first = sum(sums[0]), second = sum(sums[1]);
-  return {scale,
-          scale * static_cast<float>(first + second),
-          {scale * static_cast<float>(first), scale * static_cast<float>(second)}};
+  const float first = scale * static_cast<float>(sum(halves[0]));
+  const float second = scale * static_cast<float>(sum(halves[1]));
+  return {scale, first + second, {first, second}};
 }
 
 // Blocks of rows, in chunks.

@@ -84,6 +84,12 @@ inline float largest(Floats v) {
   return fold(v, [](float a, float b) { return b > a ? b : a; });
 }
 
+inline int32_t bits_of_float(float x) {
+  int32_t value;
+  std::memcpy(&value, &x, 4);
+  return value;
+}
+
 inline float float_of_bits(int32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);
@@ -92,11 +98,12 @@ inline float float_of_bits(int32_t bits) {
 
 // The smallest power of two that is no less than `x`, a positive normal float (0 for 0).
 inline float next_power_of_two(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  constexpr uint32_t kMantissa = 0x7fffff;
-  return float_of_bits(static_cast<int32_t>((bits + kMantissa) & ~kMantissa));
+  constexpr int32_t kMantissa = 0x7fffff;
+  return float_of_bits((bits_of_float(x) + kMantissa) & ~kMantissa);
 }
+
+// 1 / x of a power of two within 2^-126 and 2^126
+inline float inverse_of_power(float x) { return float_of_bits(0x7f000000 - bits_of_float(x)); }
 
 // Multiplies by powers of two with an addition of bits, which takes none of the multiplying pipes:
 // times_power(over_one(v), power) = v * power, where both and the product are normal floats.

@@ -39,11 +39,13 @@ inline Floats load_signed_bytes(const int8_t* p) {
   return to_floats((Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
 
-// kLanes integers as bytes; they fit
-inline void store_bytes(int8_t* p, Ints v) {
-  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v),
-                                         _mm256_extracti128_si256((__m256i)v, 1));
-  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(shorts, shorts));
+// 4 kLanes integers as bytes; they fit
+inline void store_bytes(int8_t* p, const Ints (&v)[4]) {
+  const __m256i first = _mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]);
+  const __m256i second = _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]);
+  const __m256i bytes = _mm256_packs_epi16(first, second);  // fours of 0 1 2 3, then of 0 1 2 3 again
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permutevar8x32_epi32(bytes, order));
 }
 
 // No instruction adds a sum of four products.

@@ -39,9 +39,10 @@ inline Floats load_signed_bytes(const int8_t* p) {
   return to_floats((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 
-// kLanes integers as bytes; they fit
-inline void store_bytes(int8_t* p, Ints v) {
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+// 2 kLanes integers as bytes; they fit
+inline void store_bytes(int8_t* p, const Ints (&v)[2]) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v[0]));
+  _mm_storeu_si128((__m128i*)p + 1, _mm512_cvtepi32_epi8((__m512i)v[1]));
 }
 
 // A sum of four products per lane, unsigned by signed, is added in one instruction.

@@ -62,9 +62,9 @@ inline Floats load_signed_bytes(const int8_t* p) {
   return v;
 }
 
-// kLanes integers as bytes; they fit
-inline void store_bytes(int8_t* p, Ints v) {
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v[i]);
+// 8 kLanes integers as bytes; they fit
+inline void store_bytes(int8_t* p, const Ints (&v)[8]) {
+  for (int i = 0; i < 8 * kLanes; ++i) p[i] = static_cast<int8_t>(v[i / kLanes][i % kLanes]);
 }
 
 // Unsigned bytes with an even or an odd index, as shorts

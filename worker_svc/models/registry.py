@@ -84,7 +84,8 @@ def _load_native(
     max_num_batched_tokens: int,
     progress: Callable[[float], None],
 ) -> LoadedModel | None:
-    """None when the native decoder can't be built, or does not compute in the type asked for."""
+    """None when the native decoder can't be built, or does not compute in the type asked for.
+    ModelLoadError for weights that are not finite."""
     # Building and loading the library is paid for only where it is used.
     from kernels import cpu
 
@@ -92,16 +93,19 @@ def _load_native(
         return None
     is_exact = config.dtype == "float32"
     kv_dtype = _dtype(config.kv_dtype, torch.float32 if is_exact else torch.bfloat16)
-    decoder = cpu.load_decoder(
-        spec,
-        weights,
-        compute="float32" if is_exact else "auto",
-        kv_dtype=kv_dtype,
-        num_threads=config.num_threads,
-        max_num_tokens=max_num_batched_tokens,
-        block_size=config.block_size,
-        progress=progress,
-    )
+    try:
+        decoder = cpu.load_decoder(
+            spec,
+            weights,
+            compute="float32" if is_exact else "auto",
+            kv_dtype=kv_dtype,
+            num_threads=config.num_threads,
+            max_num_tokens=max_num_batched_tokens,
+            block_size=config.block_size,
+            progress=progress,
+        )
+    except ValueError as error:
+        raise ModelLoadError(f"{spec.path}: {error}") from error
     if decoder is None:
         return None
     # Only the sampler computes in torch then; its threads would spin against the decoder's.

@@ -31,7 +31,7 @@ static void check(Format format, int num_rows, int num_columns) {
   Arena arena;
   const size_t num_blocks = static_cast<size_t>(num_rows) * num_columns / block_shape(format).num_weights;
   const std::vector<uint8_t> data = random_weights(format, num_blocks);
-  const Matrix matrix = pack_matrix(format, data.data(), num_rows, num_columns, pool, arena);
+  const Matrix matrix = pack_matrix(format, data.data(), num_rows, num_columns, pool, arena).value();
   for (const int count : {1, 2, 7, 13, 19}) {
     Activations rows(count, num_columns, true);
     rows.arrange(count, Forms().add(matrix));

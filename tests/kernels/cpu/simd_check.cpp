@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <initializer_list>
 
 using namespace quire::simd;
 
@@ -106,10 +107,26 @@ static void check_rounding() {
   const float values[] = {0.5f, 1.5f, -0.5f, -1.5f, 126.5f, -126.6f, 2.4f, 0.0f};
   const int wanted[] = {0, 2, 0, -2, 126, -127, 2, 0};
   for (int i = 0; i < 8; ++i) {
-    int8_t bytes[kLanes];
-    store_bytes(bytes, round_to_ints(splat(values[i])));
-    for (int lane = 0; lane < kLanes; ++lane) {
-      expect(bytes[lane] == wanted[i], "round_to_ints", values[i]);
+    expect(round_to_ints(splat(values[i]))[kLanes - 1] == wanted[i], "round_to_ints", values[i]);
+  }
+}
+
+static void check_bytes() {
+  Ints numbers[32 / kLanes];
+  for (int i = 0; i < 32; ++i) numbers[i / kLanes][i % kLanes] = 8 * i - 127;
+  int8_t bytes[32];
+  store_bytes(bytes, numbers);
+  for (int i = 0; i < 32; ++i) expect(bytes[i] == 8 * i - 127, "store_bytes", i);
+}
+
+static void check_powers() {
+  for (int n = -100; n <= 100; ++n) {
+    const float power = std::ldexp(1.0f, n);
+    expect(next_power_of_two(power) == power, "next_power_of_two", power);
+    expect(next_power_of_two(power * 1.0001f) == 2 * power, "next_power_of_two", power * 1.0001f);
+    expect(inverse_of_power(power) == 1 / power, "inverse_of_power", power);
+    for (const float x : {-1.75f, 0x1p-24f, 0x1.fffffep21f}) {
+      expect(times_power(over_one(splat(x)), splat(power))[0] == x * power, "times_power", power);
     }
   }
 }
@@ -121,5 +138,7 @@ int main() {
   check_signed_bytes();
   check_dots();
   check_rounding();
+  check_bytes();
+  check_powers();
   return failures == 0 ? 0 : 1;
 }

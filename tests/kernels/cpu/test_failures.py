@@ -24,8 +24,8 @@ SHAPE = Shape(hidden_size=32, intermediate_size=32, head_dim=32, num_layers=1)
 SPEC = make_spec(SHAPE)
 
 
-def tiny_weights() -> DecoderWeights:
-    return make_weights(SHAPE, ("F32",), torch.Generator().manual_seed(4))
+def tiny_weights(format: str = "F32") -> DecoderWeights:
+    return make_weights(SHAPE, (format,), torch.Generator().manual_seed(4))
 
 
 def load(weights: DecoderWeights) -> object:
@@ -99,6 +99,29 @@ def test_a_step_without_logit_rows_only_fills_the_cache() -> None:
     logits = decoder.forward(tokens[0], run.batch([4]), run.kv_cache, rows).logits
     assert logits.shape == (0, SPEC.vocab_size)
     assert not run.kv_cache.isnan().all()
+
+
+@pytest.mark.parametrize("half", ["scale", "minimum"])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused(poison: float, half: str) -> None:
+    weights = tiny_weights("Q4_1")
+    offset = {"scale": 0, "minimum": 2}[half]
+    last_block = weights.layers[-1].down.data[-1, -20:]
+    last_block[offset : offset + 2] = torch.tensor([poison]).half().view(torch.uint8)
+    with pytest.raises(ValueError, match="not finite"):
+        make_decoder(SPEC, weights, "auto")
+
+
+def test_weights_whose_scale_is_zero_are_their_minimum() -> None:
+    """Beside large activations, whose scales are added to exponents."""
+    weights = tiny_weights("Q4_1")
+    for layer in weights.layers:
+        for matrix in (layer.query, layer.gate, layer.down):
+            matrix.data.unflatten(1, (-1, 20))[:, :, :2] = 0
+    tokens = random_tokens(SPEC, [6])
+    logits = PagedRun(make_decoder(SPEC, weights, "auto"), SPEC, "auto", tokens).step([6])[0]
+    exact = PagedRun(make_decoder(SPEC, weights, "float32"), SPEC, "float32", tokens).step([6])[0]
+    assert (logits - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
