@@ -38,8 +38,10 @@ class RowChunks {
   void cut(int num_rows) {
     if (num_rows == num_rows_) return;
     num_rows_ = num_rows;
+    starts_.assign(1, 0);
     places_.clear();
-    for (int chunk = 0; chunk < count(); ++chunk) {
+    for (int chunk = 0; chunk < count(num_rows); ++chunk) {
+      starts_.push_back(start(num_rows, chunk + 1));
       for (int i = 0; i < size(chunk); ++i) places_.push_back({start(chunk), size(chunk), i});
     }
   }
@@ -51,13 +53,14 @@ class RowChunks {
   }
 
   int num_rows() const { return num_rows_; }
-  int count() const { return count(num_rows_); }
-  int start(int chunk) const { return start(num_rows_, chunk); }
-  int size(int chunk) const { return start(chunk + 1) - start(chunk); }
+  int count() const { return static_cast<int>(starts_.size()) - 1; }
+  int start(int chunk) const { return starts_[chunk]; }
+  int size(int chunk) const { return starts_[chunk + 1] - starts_[chunk]; }
   const Place& place(int row) const { return places_[row]; }
 
  private:
   int num_rows_ = 0;
+  std::vector<int> starts_ = {0};  // of the chunks, and where the last one ends
   std::vector<Place> places_;
 };
 
