@@ -274,13 +274,13 @@ class WorkerRegistry:
     def sweep(self, now: float) -> list[WorkerEvent]:
         """Sends due heartbeats and drops members that are dead or hang."""
         interval = self._config.heartbeat_interval_s
-        pause = now - self._last_sweep_s
+        stood_still_s = now - self._last_sweep_s - interval
         self._last_sweep_s = now
-        if pause > 2 * interval:
-            # This process stood still (stopped, swapped out): that is no silence of the workers.
+        if stood_still_s > 0:
+            # This process was stopped or got no core: that is no silence of the workers.
             for member in self._by_replica.values():
-                member.last_heard_s += pause
-                member.last_progress_s += pause
+                member.last_heard_s += stood_still_s
+                member.last_progress_s += stood_still_s
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + interval
             for member in self._by_replica.values():

@@ -61,13 +61,14 @@ def test_a_worker_that_registers_anew_is_given_all_its_time_anew() -> None:
     assert workers.sweep(5.9) == []
     # It comes back just before it would have been lost for its plan.
     assert register(workers, now=5.9, incarnation=2) == [WorkerLost(ready.replica)]
-    for now in (6.9, 7.9, 8.8):  # without a word, but for less than three intervals
+    for now in (6.9, 7.8, 8.8):  # without a word, but for less than three intervals
         assert workers.sweep(now) == []
     say(workers, 8.8, heartbeat=worker_pb2.WorkerHeartbeat())
     (again,) = say(workers, 9.0, ready=READY)
     assert isinstance(again, WorkerReady)
+    assert workers.sweep(9.8) == []
     workers.send_plan(again.replica, StepPlan(step=1, base_step=0), 10.0)
-    for beat_s in (10.0, 11.0, 12.0, 13.0, 14.0):
+    for beat_s in (10.0, 11.0, 12.0, 13.0, 14.0, 15.0):
         say(workers, beat_s, heartbeat=worker_pb2.WorkerHeartbeat())
         assert workers.sweep(beat_s) == []
     assert [member.epoch for member in workers.members()] == [again.replica]
@@ -85,3 +86,16 @@ def test_a_worker_that_is_to_leave_before_it_is_ready_is_no_replica() -> None:
     assert workers.num_ready == 0
     assert say(workers, 0.2, drain_done=worker_pb2.DrainDone()) == []
     assert not workers.members()
+
+
+def test_a_scheduler_that_hardly_gets_on_does_not_take_that_for_silence() -> None:
+    """Its workers' frames wait while it stands still: each pause of its own is no silence."""
+    workers = registry(heartbeat_interval_s=1.0)
+    register(workers, now=0.0)
+    say(workers, 0.0, ready=READY)
+    for late_s in (0.9, 2.8, 4.7):
+        assert workers.sweep(late_s) == []
+    say(workers, 4.7, heartbeat=worker_pb2.WorkerHeartbeat())
+    for in_time_s in (5.7, 6.7, 7.6):
+        assert workers.sweep(in_time_s) == []
+    assert [type(event) for event in workers.sweep(8.6)] == [WorkerLost]
