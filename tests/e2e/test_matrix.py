@@ -16,7 +16,7 @@ import pytest
 
 from protos.quire.inference.v1 import inference_pb2
 from tests.e2e.cluster import PATIENCE_S, Cluster, eventually
-from tests.e2e.conftest import FLOAT32, started
+from tests.e2e.conftest import FLOAT32, PATIENT, started
 from tests.e2e.prompts import TEXTS
 
 Tokens = list[list[int]]
@@ -113,7 +113,7 @@ def expected(plain: Cluster) -> list[Tokens]:
 
 
 def _check(model_path: Path, world: World, expected: list[Tokens]) -> None:
-    cluster = Cluster(model_path, world.scheduler_flags(), world.worker_flags())
+    cluster = Cluster(model_path, (*world.scheduler_flags(), *PATIENT), world.worker_flags())
     with started(cluster, world.num_workers):
         requests = list(_requests(alone=False))
         with ThreadPoolExecutor(len(requests)) as pool:

@@ -16,7 +16,7 @@ from protos.quire.inference.v1 import inference_pb2
 from quire_client import Aborted, Answer, Client, InvalidArgument, generate_request
 from tests.api.tiny_model import EOS, VOCAB_SIZE, write_tiny_model
 from tests.e2e.cluster import PATIENCE_S, Cluster, eventually
-from tests.e2e.conftest import FLOAT32, started
+from tests.e2e.conftest import FLOAT32, PATIENT, started
 from tests.e2e.parameter_table import (
     OFF,
     SAMPLED,
@@ -42,8 +42,6 @@ WORKER = (
     *("--host-memory", "0.02"),
 )
 SCHEDULER = ("--max-num-batched-tokens", "64")
-PATIENT = ("--heartbeat-interval-ms", "5000")
-"""No worker is lost on a busy machine."""
 SMALL_POOL = ("--num-blocks", "48")
 AMPLE_POOL = ("--num-blocks", "2000")
 MAX_ROUNDS = 8

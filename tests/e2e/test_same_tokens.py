@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.e2e.cluster import Answer, Cluster, greedy
-from tests.e2e.conftest import FLOAT32, started
+from tests.e2e.conftest import FLOAT32, PATIENT, started
 from tests.e2e.prompts import CHATS, TEXTS
 from tests.e2e.reference import (
     NUM_TOKENS,
@@ -97,7 +97,7 @@ def test_a_chunk_budget_of_sixteen_tokens(
     model_path: Path, greedy_continuations: Continuations
 ) -> None:
     budget = ("--max-num-batched-tokens", "16")
-    with started(Cluster(model_path, budget, (*FLOAT32, *budget))) as cluster:
+    with started(Cluster(model_path, (*budget, *PATIENT), (*FLOAT32, *budget))) as cluster:
         answers = cluster.generate_all(_requests(greedy_continuations, FEW), at_once=len(FEW))
     _assert_equal(greedy_continuations, FEW, answers)
 
@@ -109,7 +109,7 @@ def test_a_pool_so_small_that_requests_are_preempted(
     small = sorted(greedy_continuations.items(), key=lambda item: len(item[1].prompt_token_ids))
     names = [name for name, _ in small[:12]]
     flags = (*FLOAT32, "--num-blocks", "28")
-    with started(Cluster(model_path, worker_flags=flags)) as cluster:
+    with started(Cluster(model_path, PATIENT, flags)) as cluster:
         requests = _requests(greedy_continuations, names)
         answers = cluster.generate_all(requests, at_once=len(names))
         assert cluster.is_idle()
@@ -126,7 +126,7 @@ def test_safetensors_of_the_same_model(
 ) -> None:
     write_model_folder(oracle, model_path, tmp_path / "folder")
     names = list(greedy_continuations)
-    with started(Cluster(tmp_path / "folder", worker_flags=FLOAT32)) as cluster:
+    with started(Cluster(tmp_path / "folder", PATIENT, FLOAT32)) as cluster:
         stub = inference_pb2_grpc.TokenizerServiceStub(cluster.channel)
         for name, text in TEXTS.items():
             response = stub.Tokenize(inference_pb2.TokenizeRequest(text=text))
