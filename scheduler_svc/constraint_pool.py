@@ -11,6 +11,7 @@ So what costs little, as nearly all does, never waits for what costs much.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -31,13 +32,18 @@ MAX_PENDING = 64
 """Constraints that are compiled or wait for it; requests of further ones get RESOURCE_EXHAUSTED."""
 MAX_PENDING_COSTLY = 12
 """Of these, those that need more than a little processor time; the last waits for a second."""
+MAX_COSTLY_OF_TENANT = MAX_PENDING_COSTLY // 2
+"""Of these, one tenant's, where there are several: the others find a place."""
 
 
 class ConstraintPool:
     """Compiles for one model, in threads of its own: a costly grammar keeps no text waiting."""
 
-    def __init__(self, compiler: ConstraintCompiler) -> None:
+    def __init__(self, compiler: ConstraintCompiler, *, has_tenants: bool) -> None:
+        """`has_tenants`: whether there are several, of which none may take all places."""
         self._compiler = compiler
+        self._max_costly_of_tenant = MAX_COSTLY_OF_TENANT if has_tenants else MAX_PENDING_COSTLY
+        self._num_costly: Counter[str] = Counter()
         self._cache = ConstraintCache()
         self._tasks: dict[bytes, asyncio.Task[MatcherConstraint]] = {}
         """What is compiled now, by its key: who needs the same waits for the same."""
@@ -66,7 +72,9 @@ class ConstraintPool:
         if (kept := self._cache.get(key)) is not None:
             return kept
         if (task := self._tasks.get(key)) is None:
-            task = asyncio.create_task(self._compile(key, str(field), message, eos_token_ids))
+            task = asyncio.create_task(
+                self._compile(key, str(field), message, eos_token_ids, tenant)
+            )
             self._tasks[key] = task
             task.add_done_callback(partial(self._note_done, key))
         return (await asyncio.shield(task)).copy()
@@ -77,6 +85,7 @@ class ConstraintPool:
         field: str,
         message: inference_pb2.GenerateRequest,
         eos_token_ids: Collection[int],
+        tenant: str,
     ) -> MatcherConstraint:
         def by(compile_: Compile) -> MatcherConstraint:
             return compile_(field, _grammar_of(field, message), eos_token_ids)
@@ -85,7 +94,7 @@ class ConstraintPool:
             try:
                 constraint = await self._quick.run(lambda: by(self._compiler.compile_quickly))
             except OutOfTime:
-                constraint = await self._costly.run(lambda: by(self._compiler.compile))
+                constraint = await self._run_costly(lambda: by(self._compiler.compile), tenant)
         except InvalidArgument as refusal:
             self._cache.refuse(key, refusal)
             raise
@@ -93,6 +102,17 @@ class ConstraintPool:
             raise _full("the server is too busy to compile it") from error
         self._cache.keep(key, constraint)
         return constraint
+
+    async def _run_costly(
+        self, compile_: Callable[[], MatcherConstraint], tenant: str
+    ) -> MatcherConstraint:
+        if self._num_costly[tenant] >= self._max_costly_of_tenant:
+            raise _full(f"{self._max_costly_of_tenant} costly constraints of yours wait already")
+        self._num_costly[tenant] += 1
+        try:
+            return await self._costly.run(compile_)
+        finally:
+            self._num_costly[tenant] -= 1
 
     def _note_done(self, key: bytes, task: asyncio.Task[MatcherConstraint]) -> None:
         del self._tasks[key]

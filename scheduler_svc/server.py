@@ -110,7 +110,8 @@ class SchedulerServer:
         )
         admission = Admission(spec, tenancy=tenancy)
         self._text_pool = TextPool(text_model)
-        self._constraints = ConstraintPool(ConstraintCompiler(text_model.vocabulary))
+        compiler = ConstraintCompiler(text_model.vocabulary)
+        self._constraints = ConstraintPool(compiler, has_tenants=tenancy.has_tenants)
         quotas = TenantQuotas(config.quotas or QuotaConfig())
         self._generation = GenerationServicer(
             self.engine,

@@ -137,7 +137,7 @@ LIMITS = {
     "max_pending_text_calls": "Texts and conversations that are tokenized or rendered, or wait for "
     "it.",
     "max_pending_constraints": "Constraints that are compiled or wait for it, or costly ones among "
-    "them.",
+    "them; where tokens name tenants, also the tenant's costly ones.",
     "max_health_watches": "Health watches open at once.",
     "tenant_requests": "The tenant's requests that wait or run, one of n choices or beams counting "
     "n; `requests` of its quota. The delay is a guess from how long they took lately.",

@@ -62,7 +62,7 @@ def compiler() -> Compiler:
 
 @pytest.fixture
 def pool(compiler: Compiler) -> Iterator[ConstraintPool]:
-    pool = ConstraintPool(compiler)
+    pool = ConstraintPool(compiler, has_tenants=False)
     yield pool
     pool.close()
 
@@ -91,6 +91,26 @@ async def test_costly_ones_hold_up_no_others_and_have_a_bounded_queue(
     constraints = await asyncio.gather(*(task for task in costly if task is not refused))
     assert all(constraint is not None for constraint in constraints)
     assert compiler.calls["costly"] == most
+
+
+async def test_no_tenant_takes_all_places_of_costly_ones(compiler: Compiler) -> None:
+    pool = ConstraintPool(compiler, has_tenants=True)
+    most = constraint_pool.MAX_COSTLY_OF_TENANT
+    acme = [
+        asyncio.create_task(pool.compile(pattern(f"costly{i}"), (), "acme"))
+        for i in range(most + 1)
+    ]
+    done, _ = await asyncio.wait(acme, return_when=asyncio.FIRST_COMPLETED)
+    [refused] = done
+    error = refused.exception()
+    assert isinstance(error, ResourceExhausted) and error.limit == "max_pending_constraints"
+    other = [
+        asyncio.create_task(pool.compile(pattern(f"costly{i}"), (), "other")) for i in range(most)
+    ]
+    compiler.may_end.set()
+    await asyncio.gather(*other, *(task for task in acme if task is not refused))
+    await pool.compile(pattern("costly, later"), (), "acme")  # places are given back
+    pool.close()
 
 
 async def test_what_is_known_is_not_compiled_again(
