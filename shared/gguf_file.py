@@ -101,12 +101,36 @@ class GgufTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class StringArray:
+    """Strings as the file has them, for whoever wants them: those of a vocabulary take longer to
+    decode than all the rest of a header."""
+
+    path: Path
+    stored: bytes
+    """Each as a u64 length and so many bytes, one after the other."""
+    count: int
+
+    def decode(self) -> list[str]:
+        """Raises ModelLoadError when one is not UTF-8."""
+        stored, read_length, position = self.stored, _U64.unpack_from, 0
+        strings = []
+        for _ in range(self.count):
+            start = position + _U64.size
+            position = start + read_length(stored, position)[0]
+            strings.append(stored[start:position])
+        try:
+            return list(map(bytes.decode, strings))
+        except UnicodeDecodeError as error:
+            raise _broken(self.path, "a string is not UTF-8") from error
+
+
+@dataclass(frozen=True, slots=True)
 class GgufFile:
     """An open GGUF file. The map lives as long as this object or any view of it."""
 
     path: Path
     metadata: Mapping[str, object]
-    """Scalars as int, float, bool and str; string arrays as list[str]; others as numpy arrays."""
+    """Scalars as int, float, bool and str; arrays of strings as StringArray, others as numpy's."""
     tensors: Mapping[str, GgufTensor]
     data: npt.NDArray[np.uint8]
     """The whole file, read-only."""
@@ -203,7 +227,7 @@ class _HeaderParser:
             return self._array(key)
         return self._numbers(self._scalar(type_id, key), 1)[0].item()
 
-    def _array(self, key: str) -> list[str] | npt.NDArray[np.generic]:
+    def _array(self, key: str) -> StringArray | npt.NDArray[np.generic]:
         item_type = self._u32()
         count = self._u64()
         if item_type == _STRING:
@@ -220,26 +244,21 @@ class _HeaderParser:
         start = self._advance(count * dtype.itemsize)
         return np.frombuffer(self.mapped[start : self.position], dtype=dtype)
 
-    def _strings(self, count: int) -> list[str]:
+    def _strings(self, count: int) -> StringArray:
         """`count` strings: the one loop that a large vocabulary makes hot."""
-        mapped, position, end = self.mapped, self.position, self.end
-        if count * _U64.size > end - position:
+        mapped, start, end = self.mapped, self.position, self.end
+        if count * _U64.size > end - start:
             raise self._broken(f"an array of {count} strings cannot fit in it")
-        read_length = _U64.unpack_from
-        strings: list[str] = []
+        read_length, position = _U64.unpack_from, start
         try:
             for _ in range(count):
-                start = position + 8
-                position = start + read_length(mapped, position)[0]
-                if position > end:
-                    raise self._truncated()
-                strings.append(str(mapped[start:position], "utf-8"))
-        except struct.error as error:  # a length field itself passes the end
+                position += _U64.size + read_length(mapped, position)[0]
+        except (struct.error, OverflowError) as error:  # a length itself stands past the end
             raise self._truncated() from error
-        except UnicodeDecodeError as error:
-            raise self._broken("a string is not UTF-8") from error
+        if position > end:
+            raise self._truncated()
         self.position = position
-        return strings
+        return StringArray(self.path, mapped[start:position], count)
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, dimensions in ggml's order (contiguous first), type id, offset in the data."""
@@ -299,4 +318,8 @@ class _HeaderParser:
         return self._broken("it is truncated: the header goes on past the end")
 
     def _broken(self, cause: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.path} is no usable GGUF file: {cause}")
+        return _broken(self.path, cause)
+
+
+def _broken(path: Path, cause: str) -> ModelLoadError:
+    return ModelLoadError(f"{path} is no usable GGUF file: {cause}")

@@ -27,7 +27,7 @@ from tokenizers import (
 from scheduler_svc.text.token_bytes import SPACE_PIECE, byte_level_bytes, sentencepiece_bytes
 from scheduler_svc.text.vocabulary import Vocabulary
 from shared.errors import ModelLoadError
-from shared.gguf_file import GgufFile
+from shared.gguf_file import GgufFile, StringArray
 
 # tokenizer.ggml.token_type
 CONTROL, USER_DEFINED = 3, 4
@@ -271,6 +271,8 @@ class _GgufVocabulary:
 
     def _strings(self, name: str) -> list[str]:
         value = self.metadata.get(f"tokenizer.ggml.{name}")
+        if isinstance(value, StringArray):
+            value = value.decode()
         if not isinstance(value, list) or not value:
             raise self._broken(f"it has no {name}")
         return value

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import ModelLoadError
-from shared.gguf_file import GGML_TYPES, GgufFile
+from shared.gguf_file import GGML_TYPES, GgufFile, StringArray
 from tests.shared.gguf_builder import ARRAY, STRING, U32, entry, header, tensor, write_llama
 
 
@@ -42,7 +42,9 @@ def test_metadata_comes_as_python_values(tmp_path: Path) -> None:
     assert metadata["a.float"] == 0.5
     assert metadata["a.flag"] is True
     assert metadata["a.text"] == "日本"
-    assert metadata["a.strings"] == ["", "é", "x" * 1000]
+    strings = metadata["a.strings"]
+    assert isinstance(strings, StringArray)
+    assert strings.decode() == ["", "é", "x" * 1000]
     numbers = metadata["a.numbers"]
     assert isinstance(numbers, np.ndarray)
     assert numbers.tolist() == [3, -1, 2]
@@ -117,6 +119,10 @@ BROKEN = {
         header(0, 1) + entry("k", ARRAY, struct.pack("<IQQ", STRING, 1, 99)),
         "truncated",
     ),
+    "string array with a length past all ends": (
+        header(0, 1) + entry("k", ARRAY, struct.pack("<IQQQ", STRING, 2, 2**64 - 1, 0)),
+        "truncated",
+    ),
     "nested array": (
         header(0, 1) + entry("k", ARRAY, struct.pack("<IQ", ARRAY, 1)) + bytes(64),
         "value type 9",
@@ -147,6 +153,14 @@ def test_a_broken_file_says_what_is_wrong(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelLoadError, match=cause) as refused:
         opened(tmp_path / "bad.gguf", content)
     assert "bad.gguf" in str(refused.value)
+
+
+def test_an_array_of_strings_is_checked_when_it_is_decoded(tmp_path: Path) -> None:
+    content = header(0, 1) + entry("k", ARRAY, struct.pack("<IQQ", STRING, 1, 2) + b"\xff\xfe")
+    strings = opened(tmp_path / "bad.gguf", content).metadata["k"]
+    assert isinstance(strings, StringArray)
+    with pytest.raises(ModelLoadError, match=r"bad\.gguf .* UTF-8"):
+        strings.decode()
 
 
 def test_a_missing_file_and_a_folder_say_so(tmp_path: Path) -> None:
