@@ -15,14 +15,17 @@ import torch
 from kernels.interface import AttentionBatch
 from kernels.logits import Drawn
 
+DENSE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Formats of matrices that are stored number by number."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
     """A weight matrix [num_rows, num_columns] (output by input), as its file stores it.
 
-    `data` is a dense tensor [num_rows, num_columns] of float32, float16 or bfloat16 when `format`
-    is "F32", "F16" or "BF16", else uint8 [num_rows, bytes per row] of GGUF blocks of that type
-    ("Q4_1", "Q8_0", ...). It may be a view of a read-only memory map: it is not written to.
+    `data` is a dense tensor [num_rows, num_columns] of the format's type in DENSE_DTYPES, or uint8
+    [num_rows, bytes per row] of GGUF blocks of that type ("Q4_1", "Q8_0", ...). It may be a view of
+    a read-only memory map: it is not written to.
     """
 
     num_rows: int

@@ -22,7 +22,14 @@ from kernels.cpu.library import (
     VectorName,
     load_library,
 )
-from kernels.decoder import NO_ROWS, DecoderWeights, LayerWeights, StepLogits, StoredMatrix
+from kernels.decoder import (
+    DENSE_DTYPES,
+    NO_ROWS,
+    DecoderWeights,
+    LayerWeights,
+    StepLogits,
+    StoredMatrix,
+)
 from kernels.interface import AttentionBatch, kv_row_size
 from kernels.logits import drawn_best
 from shared.model_spec import ModelSpec
@@ -37,7 +44,6 @@ MAX_KEPT_LOGITS = 256
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 """Of the KV cache; the index is the library's number (`KvType` in decoder.h)."""
 
-_DENSE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _MATRICES = (
     (MatrixName.QUERY, "query"),
     (MatrixName.KEY, "key"),
@@ -313,8 +319,8 @@ def _num_weights(matrix: StoredMatrix) -> int:
 def _checked(matrix: StoredMatrix, num_rows: int, num_columns: int) -> torch.Tensor:
     """The matrix's data, contiguous, once its shape is found to be the model's."""
     assert (matrix.num_rows, matrix.num_columns) == (num_rows, num_columns), "wrong matrix shape"
-    if matrix.format in _DENSE_DTYPES:
-        assert matrix.data.dtype == _DENSE_DTYPES[matrix.format]
+    if matrix.format in DENSE_DTYPES:
+        assert matrix.data.dtype == DENSE_DTYPES[matrix.format]
         assert matrix.data.shape == (num_rows, num_columns)
     else:
         assert matrix.data.dtype == torch.uint8 and matrix.data.shape[0] == num_rows

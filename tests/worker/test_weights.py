@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from shared.errors import ModelLoadError
 from shared.model_files import read_model_spec
 from tests.worker.tiny_llama import CPU, gguf_tensors, make_llama, save_gguf, save_safetensors
-from worker_svc.weights.dequantize import QUANTIZED_FORMATS, dense_matrix
-from worker_svc.weights.gguf import load_gguf, rows_in_halves
+from worker_svc.weights.dequantize import dense_matrix
+from worker_svc.weights.gguf import QUANTIZED_FORMATS, load_gguf, rows_in_halves
 from worker_svc.weights.safetensors import load_safetensors
 
 WIDE: dict[str, Any] = {  # rows of whole 256-value blocks

@@ -13,13 +13,12 @@ from kernels.dispatch import select_kernels, select_logit_kernels
 from shared.errors import ConfigError, ModelLoadError
 from shared.model_spec import ModelSpec
 from worker_svc.config import EngineConfig
-from worker_svc.models.llama import LlamaDecoder
 from worker_svc.weights.gguf import load_gguf
 from worker_svc.weights.safetensors import load_safetensors
 
 log = logging.getLogger(__name__)
 
-TORCH_DECODERS = {"llama": LlamaDecoder}
+ARCHITECTURES = ("llama",)
 NATIVE_DTYPES = ("auto", "float32")
 NATIVE_KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
 WEIGHT_LOADERS: dict[str, Callable[[ModelSpec], DecoderWeights]] = {
@@ -48,10 +47,12 @@ def load_model(
     Calls `progress` with the loaded fraction, 0 to 1. Sets torch's number of threads. Raises
     ModelLoadError for the model's files, ConfigError for a combination that can't be had.
     """
-    if spec.architecture not in TORCH_DECODERS:
+    if spec.architecture not in ARCHITECTURES:
         raise ModelLoadError(f"{spec.path}: architecture {spec.architecture!r} is not supported")
     if device.type == "cuda" and config.kv_dtype == "int8":
         raise ConfigError("--kv-cache-dtype int8 is for --device cpu; on CUDA take bfloat16")
+    # Beside the native decoder's threads, torch's would spin for what little is left to compute.
+    torch.set_num_threads(1)
     weights = WEIGHT_LOADERS[spec.file_format](spec)
     if device.type == "cpu" and config.backend != "torch":
         native = _load_native(spec, weights, config, max_num_batched_tokens, progress)
@@ -61,20 +62,7 @@ def load_model(
             raise ConfigError(
                 "--backend native: the native kernels can't do this here, see the log"
             )
-    torch.set_num_threads(config.num_threads)
-    default = torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = _dtype(config.dtype, default)
-    decoder = TORCH_DECODERS[spec.architecture](
-        spec,
-        weights,
-        select_kernels(device),
-        select_logit_kernels(device),
-        dtype,
-        device,
-        progress,
-    )
-    log.info("computing with torch in %s on %s", dtype, device)
-    return LoadedModel(decoder, _dtype(config.kv_dtype, dtype))
+    return _load_torch(spec, weights, config, device, progress)
 
 
 def _load_native(
@@ -108,10 +96,27 @@ def _load_native(
         raise ModelLoadError(f"{spec.path}: {error}") from error
     if decoder is None:
         return None
-    # Only the sampler computes in torch then; its threads would spin against the decoder's.
-    torch.set_num_threads(1)
     log.info("computing with the native kernels, %d threads", config.num_threads)
     return LoadedModel(decoder, kv_dtype)
+
+
+def _load_torch(
+    spec: ModelSpec,
+    weights: DecoderWeights,
+    config: EngineConfig,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> LoadedModel:
+    # The gguf package, which decodes blocks for it, is imported only where it is used.
+    from worker_svc.models.llama import LlamaDecoder
+
+    torch.set_num_threads(config.num_threads)
+    default = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = _dtype(config.dtype, default)
+    kernels, logit_kernels = select_kernels(device), select_logit_kernels(device)
+    decoder = LlamaDecoder(spec, weights, kernels, logit_kernels, dtype, device, progress)
+    log.info("computing with torch in %s on %s", dtype, device)
+    return LoadedModel(decoder, _dtype(config.kv_dtype, dtype))
 
 
 def _dtype(name: str, default: torch.dtype) -> torch.dtype:

@@ -6,12 +6,8 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as dequantize_blocks
 
-from kernels.decoder import StoredMatrix
+from kernels.decoder import DENSE_DTYPES, StoredMatrix
 
-DENSE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-QUANTIZED_FORMATS = frozenset(
-    ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-)
 ROWS_AT_A_TIME = 4096
 """Bounds the float32 temporaries of a large embedding."""
 

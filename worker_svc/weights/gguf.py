@@ -17,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
+from kernels.decoder import DENSE_DTYPES, DecoderWeights, LayerWeights, StoredMatrix
 from shared.errors import ModelLoadError
 from shared.gguf_file import GgufFile, GgufTensor
 from shared.model_spec import ModelSpec
-from worker_svc.weights.dequantize import DENSE_DTYPES, QUANTIZED_FORMATS
 from worker_svc.weights.rotary import inverse_frequencies
+
+QUANTIZED_FORMATS = frozenset(
+    ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+)
 
 
 def load_gguf(spec: ModelSpec) -> DecoderWeights:

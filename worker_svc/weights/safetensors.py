@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
+from kernels.decoder import DENSE_DTYPES, DecoderWeights, LayerWeights, StoredMatrix
 from shared.errors import ModelLoadError
 from shared.model_files import weight_files
 from shared.model_spec import ModelSpec
-from worker_svc.weights.dequantize import DENSE_DTYPES
 from worker_svc.weights.rotary import inverse_frequencies
 
 _FORMATS = {dtype: name for name, dtype in DENSE_DTYPES.items()}
