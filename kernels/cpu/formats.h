@@ -70,10 +70,7 @@ inline uint16_t read_u16(const uint8_t* p) {
   return value;
 }
 
-inline float half_at(const uint8_t* p) {
-  uint16_t halves[simd::kLanes] = {read_u16(p)};
-  return simd::load_half(halves)[0];
-}
+inline float half_at(const uint8_t* p) { return simd::half_to_float(read_u16(p)); }
 
 inline float bfloat_to_float(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;

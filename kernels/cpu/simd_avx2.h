@@ -23,6 +23,9 @@ inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 
+// One IEEE half
+inline float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
+
 // kLanes IEEE halves
 inline Floats load_half(const uint16_t* p) {
   return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));

@@ -23,6 +23,9 @@ inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 
+// One IEEE half
+inline float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
+
 // kLanes IEEE halves
 inline Floats load_half(const uint16_t* p) {
   return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
