@@ -6,6 +6,7 @@ loaded, or refused by the scheduler.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -42,9 +43,14 @@ def main(argv: Sequence[str]) -> int:
 def serve(config: WorkerConfig) -> int:
     """Be a worker until drained, stopped or failed; the exit code."""
     spec = read_model_spec(config.engine.model_path, use_generation_config=False)
-    # Torch takes seconds to import; wrong flags and paths are told without it.
+    # Torch takes seconds to import; wrong flags and paths are told without it. Modules stay for
+    # good: the collections that importing brings about find nothing, nor need later ones look here.
+    gc.disable()
     from worker_svc.engine import resolve_device
     from worker_svc.worker import Refused, StepFailed, Worker
+
+    gc.freeze()
+    gc.enable()
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,7 +14,7 @@ from worker_svc.model_runner import ModelRunner
 PREFILL_TOKENS = 128
 WARM_UP_TOKENS = 16
 NUM_TRIALS = 2
-MAX_COPIED_BLOCKS = 64
+MAX_COPIED_BLOCKS = 16
 COPY_BYTES_PER_S = 1e9
 """Told when there is no host pool, so that nothing is ever copied."""
 
