@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 
 import typer
 
-from cli.bench import bench
-from cli.chat import chat
 from cli.errors import CommandError
-from cli.explain import explain
-from cli.generate import generate
-from cli.models import models
-from cli.serve import serve
 
-app = typer.Typer(
-    name="quire",
-    help="Serve a large language model, and talk to it.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for command in (serve, chat, generate, models, explain, bench):
-    app.command()(command)
+COMMANDS = ("serve", "chat", "generate", "models", "explain", "bench")
+"""Each is the function of that name in the module of that name."""
+
+
+def command_line(arguments: Sequence[str]) -> typer.Typer:
+    """With the command that comes first in `arguments` alone, or with all where none does: what
+    they import takes long, and `quire serve` is to start its processes at once."""
+    app = typer.Typer(
+        name="quire",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback(help="Serve a large language model, and talk to it.")(lambda: None)
+    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
+        app.command()(getattr(importlib.import_module(f"cli.{name}"), name))
+    return app
 
 
 def main() -> None:
@@ -32,7 +36,7 @@ def main() -> None:
     Wrong usage and Ctrl-C are typer's to tell; both without a traceback.
     """
     try:
-        app()
+        command_line(sys.argv[1:])()
     except CommandError as error:
         print(f"quire: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

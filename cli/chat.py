@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from cli.answer import TimedAnswer
+from cli.call_errors import from_call_error
 from cli.connection import (
     DEFAULT_SERVER,
     ModelOption,
@@ -18,7 +19,6 @@ from cli.connection import (
     connect,
     server_config,
 )
-from cli.errors import from_call_error
 from cli.models import served_model
 from cli.sampling_options import (
     MaxTokensOption,

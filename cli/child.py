@@ -1,6 +1,6 @@
 """Runs a module in this process's place, so that it can't outlive the process that started it.
 
-    python -m cli.child PARENT_PID MODULE ARGUMENTS...
+    python -I -S cli/child.py PARENT_PID MODULE ARGUMENTS...
 
 On Linux the kernel sends SIGTERM when the parent dies, by kill -9 too; the setting outlives exec.
 Elsewhere the module starts without that net.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
-
-from quire_client import CallError
-
 EXIT_FAILED = 1
 """The server could not be reached, or the request failed there."""
 EXIT_USAGE = 2
@@ -29,21 +25,3 @@ class NoServer(CommandError):
             f"no server answers at {address}; start one with `quire serve --model PATH`, "
             "or name another with --server"
         )
-
-
-_WRONG_REQUEST = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.ALREADY_EXISTS,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-    }
-)
-
-
-def from_call_error(error: CallError) -> CommandError:
-    """The server's own sentence, with its status where the sentence may not say enough."""
-    if error.code in _WRONG_REQUEST:
-        return CommandError(str(error), EXIT_USAGE)
-    return CommandError(f"{error} ({error.code.name})", EXIT_FAILED)

@@ -7,8 +7,8 @@ from typing import Annotated
 import grpc
 import typer
 
+from cli.call_errors import from_call_error
 from cli.connection import TlsCaOption, TokenFileOption, connect, server_config
-from cli.errors import from_call_error
 from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from quire_client import call_error
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.answer import TimedAnswer
+from cli.call_errors import from_call_error
 from cli.connection import (
     DEFAULT_SERVER,
     ModelOption,
@@ -26,7 +27,7 @@ from cli.constraint_options import (
     RegexOption,
     set_constraint,
 )
-from cli.errors import EXIT_USAGE, CommandError, from_call_error
+from cli.errors import EXIT_USAGE, CommandError
 from cli.sampling_options import (
     BadWordOption,
     FrequencyOption,

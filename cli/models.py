@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cli.call_errors import from_call_error
 from cli.connection import (
     DEFAULT_SERVER,
     ServerOption,
@@ -17,7 +18,6 @@ from cli.connection import (
     connect,
     server_config,
 )
-from cli.errors import from_call_error
 from protos.quire.inference.v1 import inference_pb2
 from quire_client import CallError, Client
 

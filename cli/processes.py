@@ -10,6 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+CHILD = Path(__file__).with_name("child.py")
+QUIET_LIBRARIES = {"OPENBLAS_NUM_THREADS": "1"}
+"""Numpy's own threads would spin through the start, and have nothing to do later."""
 
 LineSink = Callable[[str, str], None]
 """Takes a process's name and one line that it printed; called from a thread of its own."""
@@ -28,13 +33,15 @@ class Child:
         self._last_line = ""
         self._on_line = on_line
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cli.child", str(os.getpid()), module, *arguments],
+            # Isolated, and without site packages: it needs none, and starts in half the time.
+            [sys.executable, "-I", "-S", CHILD, str(os.getpid()), module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
+            env={**QUIET_LIBRARIES, **os.environ},
         )
         self._pump = threading.Thread(target=self._pump_output, name=f"{name} output", daemon=True)
         self._pump.start()

@@ -16,20 +16,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-import grpc
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from cli.cores import share_cores, share_threads
 from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 from cli.scheduler_options import PolicyOption, PreemptionOption, RecordOption, TargetItlOption
 from cli.supervisor import Fleet, Supervisor
-from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 
 POLL_S = 0.1
 COMMAND_STOP_S = 10.0
-ADMIN_TIMEOUT_S = 2.0
 REMOTE_ONLY = ("QUIRE_TLS_CERT", "QUIRE_TOKEN_FILE", "QUIRE_ADMIN_TOKEN_FILE")
 """Settings of a scheduler that others reach; `serve` would not get through to its own."""
 
@@ -163,10 +159,17 @@ def _run(fleet: Fleet, addresses: _Addresses, command: Sequence[str]) -> int:
         signal.signal(number, stop.on_signal)
     try:
         supervisor.start()
-        if not _wait_until_ready(supervisor, fleet, addresses, stop, console):
+        # gRPC takes as long to import as the processes to start: it does so meanwhile.
+        from cli.loading import wait_until_ready
+
+        def goes_on() -> bool:
+            supervisor.check()
+            return not stop.asked()
+
+        num_workers = len(fleet.worker_arguments)
+        if not wait_until_ready(addresses.admin, num_workers, goes_on, console):
             return EXIT_INTERRUPTED
         supervisor.service_began()
-        num_workers = len(fleet.worker_arguments)
         report(
             f"Quire is ready: gRPC at {addresses.listen}, operator's API at {addresses.admin}, "
             f"{num_workers} worker{'s' if num_workers > 1 else ''}. Ctrl-C stops it."
@@ -181,43 +184,6 @@ def _run(fleet: Fleet, addresses: _Addresses, command: Sequence[str]) -> int:
         if stop.asked():
             report("Stopping; open streams may complete. Ctrl-C again stops at once.")
         supervisor.stop(stop.at_once)
-
-
-def _wait_until_ready(
-    supervisor: Supervisor, fleet: Fleet, addresses: _Addresses, stop: Stop, console: Console
-) -> bool:
-    """Shows how much of the weights is there until every worker is ready; False when stopped."""
-    columns = (TextColumn("loading"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    num_workers = len(fleet.worker_arguments)
-    with (
-        grpc.insecure_channel(addresses.admin) as channel,
-        Progress(*columns, console=console, transient=True) as progress,
-    ):
-        task = progress.add_task("loading", total=float(num_workers))
-        stub = admin_pb2_grpc.AdminServiceStub(channel)
-        while not stop.asked():
-            supervisor.check()
-            workers = _list_workers(stub)
-            ready = [worker.state == admin_pb2.WORKER_STATE_READY for worker in workers]
-            if sum(ready) >= num_workers:
-                return True
-            loaded = [
-                1.0 if is_ready else worker.load_fraction
-                for worker, is_ready in zip(workers, ready, strict=True)
-            ]
-            progress.update(task, completed=sum(loaded))
-            time.sleep(POLL_S)
-    return False
-
-
-def _list_workers(stub: admin_pb2_grpc.AdminServiceStub) -> Sequence[admin_pb2.Worker]:
-    """None yet while the scheduler starts."""
-    with contextlib.suppress(grpc.RpcError):
-        response: admin_pb2.ListWorkersResponse = stub.ListWorkers(
-            admin_pb2.ListWorkersRequest(), timeout=ADMIN_TIMEOUT_S
-        )
-        return response.workers
-    return ()
 
 
 def _run_command(

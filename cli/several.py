@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cli.errors import from_call_error
+from cli.call_errors import from_call_error
 from protos.quire.inference.v1 import inference_pb2
 from quire_client import CallError, Client
 

@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from cli.__main__ import app
+from cli.__main__ import command_line
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import joined
@@ -45,4 +45,4 @@ async def test_the_commands_run(
         for line in "".join(examples("sh")).splitlines():
             program, *arguments = shlex.split(line)
             assert program == "quire", line
-            await asyncio.to_thread(app, arguments, standalone_mode=False)
+            await asyncio.to_thread(command_line(arguments), arguments, standalone_mode=False)
