@@ -82,9 +82,8 @@ def load_engine(
         num_host_blocks=memory.num_host_blocks(spec, config, device, bytes_per_block),
     )
     warm_up(select_logit_kernels(device), spec.vocab_size, device)
-    sample_tokens = min(
-        PREFILL_TOKENS, max_tokens, spec.context_length, num_blocks * config.block_size
-    )
+    most_tokens = min(max_tokens, spec.context_length, num_blocks * config.block_size)
+    sample_tokens = min(PREFILL_TOKENS[device.type], most_tokens)
     capacity = Capacity(
         num_device_blocks=num_blocks,
         num_host_blocks=len(runner.cache.host_blocks),

@@ -11,7 +11,8 @@ from shared.sampling import SamplingParams
 from worker_svc.kv_cache import KvCache
 from worker_svc.model_runner import ModelRunner
 
-PREFILL_TOKENS = 128
+PREFILL_TOKENS = {"cpu": 64, "cuda": 128}
+"""By device: on the CPU, as fast as twice as many within some percent."""
 WARM_UP_TOKENS = 16
 NUM_TRIALS = 2
 MAX_COPIED_BLOCKS = 16
