@@ -189,11 +189,22 @@ def test_what_is_allowed_passes(file: str, source: str) -> None:
     assert not list(_violations(Path(file), source))
 
 
-def test_the_scheduler_process_never_loads_torch() -> None:
-    """By what really gets loaded, which sees through third-party packages too."""
+@pytest.mark.parametrize(
+    ("started", "unloaded"),
+    [
+        ("import scheduler_svc.__main__", "torch triton transformers"),
+        ("from cli.__main__ import command_line; command_line(['serve'])", "torch grpc asyncio"),
+        ("import worker_svc.__main__", "torch zmq"),
+        ("import worker_svc.engine, worker_svc.worker, kernels.cpu", "gguf yaml triton grpc"),
+    ],
+)
+def test_no_process_loads_at_its_start_what_it_may_never_need(started: str, unloaded: str) -> None:
+    """By what really gets loaded, which sees through third-party packages too: the scheduler never
+    needs torch; `quire serve` starts processes without gRPC, a worker tells of wrong flags without
+    torch, and on the CPU never needs what decodes a file's blocks for torch."""
     code = (
-        "import sys, scheduler_svc.__main__, scheduler_svc.server\n"
-        "bad = {'torch', 'triton', 'transformers'} & set(sys.modules)\n"
+        f"import sys; {started}\n"
+        f"bad = set({unloaded!r}.split()) & set(sys.modules)\n"
         "sys.exit(f'loaded: {bad}' if bad else 0)"
     )
     ended = subprocess.run(
