@@ -14,8 +14,6 @@ from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 
 POLL_S = 0.05
 ADMIN_TIMEOUT_S = 2.0
-RECONNECT_SOON = tuple((f"grpc.{of}_reconnect_backoff_ms", 100) for of in ("initial", "min", "max"))
-"""By default gRPC waits a second and more: the scheduler would be there long before it is seen."""
 
 
 def wait_until_ready(
@@ -25,7 +23,7 @@ def wait_until_ready(
     `address`; False once `goes_on`, which is asked all the time, is False."""
     columns = (TextColumn("loading"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with (
-        grpc.insecure_channel(address, RECONNECT_SOON) as channel,
+        grpc.insecure_channel(address) as channel,
         Progress(*columns, console=console, transient=True) as progress,
     ):
         task = progress.add_task("loading", total=float(num_workers))

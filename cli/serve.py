@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ from cli.supervisor import Fleet, Supervisor
 
 POLL_S = 0.1
 COMMAND_STOP_S = 10.0
+CONNECT_TIMEOUT_S = 1.0
 REMOTE_ONLY = ("QUIRE_TLS_CERT", "QUIRE_TOKEN_FILE", "QUIRE_ADMIN_TOKEN_FILE")
 """Settings of a scheduler that others reach; `serve` would not get through to its own."""
 
@@ -159,14 +160,16 @@ def _run(fleet: Fleet, addresses: _Addresses, command: Sequence[str]) -> int:
         signal.signal(number, stop.on_signal)
     try:
         supervisor.start()
-        # gRPC takes as long to import as the processes to start: it does so meanwhile.
-        from cli.loading import wait_until_ready
 
         def goes_on() -> bool:
             supervisor.check()
             return not stop.asked()
 
         num_workers = len(fleet.worker_arguments)
+        _wait_until_listening(addresses.admin, goes_on)
+        # Only now: where cores are few, importing gRPC takes time from the processes' own start.
+        from cli.loading import wait_until_ready
+
         if not wait_until_ready(addresses.admin, num_workers, goes_on, console):
             return EXIT_INTERRUPTED
         supervisor.service_began()
@@ -184,6 +187,15 @@ def _run(fleet: Fleet, addresses: _Addresses, command: Sequence[str]) -> int:
         if stop.asked():
             report("Stopping; open streams may complete. Ctrl-C again stops at once.")
         supervisor.stop(stop.at_once)
+
+
+def _wait_until_listening(address: str, goes_on: Callable[[], bool]) -> None:
+    host, _, port = address.rpartition(":")
+    while goes_on():
+        with contextlib.suppress(OSError):
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+            return
+        time.sleep(POLL_S)
 
 
 def _run_command(
