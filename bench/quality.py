@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.interface import AttentionBatch
+from kernels.interface import HEAD_MAJOR, AttentionBatch
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_files import read_model_spec
 from shared.model_spec import ModelSpec
@@ -59,8 +59,8 @@ def log_likelihoods(
     """For each of `token_ids` [n] int64 but the first: its log-probability, [n - 1] float64, and
     the likeliest token in its place, [n - 1] int64. n is at most the context's length."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    shape = block_shape(spec, BLOCK_SIZE, model.kv_dtype)
-    kv_cache = torch.zeros(num_blocks, *shape, dtype=model.kv_dtype)
+    shape = (num_blocks, *block_shape(spec, BLOCK_SIZE, model.kv_dtype))
+    kv_cache = torch.empty_permuted(shape, HEAD_MAJOR, dtype=model.kv_dtype).zero_()
     log_probs, best = [], []
     for start in range(0, len(token_ids) - 1, CHUNK_TOKENS):
         end = min(start + CHUNK_TOKENS, len(token_ids) - 1)

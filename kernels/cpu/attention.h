@@ -55,14 +55,13 @@ struct TileRuns {
 
   void locate(const KvCache<Element>& cache, int layer, int kv_head, const QueryTile& queries, int tile) {
     num_positions = std::min(kTile, queries.context() - tile * kTile);
-    const int64_t to_values = static_cast<int64_t>(cache.num_kv_heads) * cache.run_size();
     const int32_t* block = queries.block_table + tile * kTile / cache.block_size;
     int offset = tile * kTile % cache.block_size;
     for (int g = 0; g < num_groups(); ++block) {
       const Element* run = cache.run(*block, layer, 0, kv_head);
       for (; offset < cache.block_size && g < num_groups(); offset += simd::kLanes, ++g) {
         keys[g] = run + offset / simd::kLanes * cache.group_size();
-        values[g] = keys[g] + to_values;
+        values[g] = keys[g] + cache.run_size();
       }
       offset = 0;
     }

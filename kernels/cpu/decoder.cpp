@@ -196,7 +196,7 @@ void Decoder::rotate_and_store(const Step& step, const KvCache<Element>& cache, 
 template <class Element>
 void Decoder::run_layers(const Step& step) {
   const int num_rows = step.num_tokens;
-  const KvCache<Element> cache{static_cast<Element*>(step.kv_cache), config_.num_layers,
+  const KvCache<Element> cache{static_cast<Element*>(step.kv_cache), step.num_blocks,
                                config_.num_kv_heads, step.block_size, config_.head_dim};
   const float* added = nullptr;
   const Buffer<float>* bias = nullptr;

@@ -30,7 +30,7 @@ from kernels.decoder import (
     StepLogits,
     StoredMatrix,
 )
-from kernels.interface import AttentionBatch, kv_row_size
+from kernels.interface import HEAD_MAJOR, AttentionBatch, kv_row_size
 from kernels.logits import drawn_best
 from shared.model_spec import ModelSpec
 
@@ -183,7 +183,7 @@ class NativeDecoder:
         row_size = kv_row_size(spec.head_dim, self._kv_dtype)
         run_shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
         assert kv_cache.shape[1:] == run_shape, f"KV cache of shape {tuple(kv_cache.shape)}"
-        assert kv_cache.dtype == self._kv_dtype and kv_cache.is_contiguous()
+        assert kv_cache.dtype == self._kv_dtype and kv_cache.permute(HEAD_MAJOR).is_contiguous()
         assert block_size % self._lanes == 0, f"block_size is not a multiple of {self._lanes}"
         num_logits, num_rows = len(logit_rows), len(logit_rows) + len(greedy_rows)
         logits = self._logits_of(num_logits)

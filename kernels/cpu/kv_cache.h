@@ -1,6 +1,7 @@
 // The paged KV cache as this decoder lays it out.
 //
-// A block holds [num_layers, 2, num_kv_heads] runs, and a run groups of kLanes positions. A group of int8
+// It is [num_layers, num_kv_heads, num_blocks, 2] runs, so that blocks that are neighbours are read as one
+// stream, and a run groups of kLanes positions. A group of int8
 // begins with its positions' scales in float32: a number is a quant times its position's scale. Then
 // vectors stand in pairs. Keys: [head_dim / 2], a pair being two dimensions of kLanes positions, so that
 // their scores need no sums across lanes. Values: [kLanes / 2][head_dim / kLanes], a pair being kLanes
@@ -86,7 +87,7 @@ inline float put_scale(const float* vector, int size, int8_t* scale) {
 template <class Element>  // float, uint16_t for bfloat16, or int8_t
 struct KvCache {
   Element* data;
-  int num_layers;
+  int64_t num_blocks;
   int num_kv_heads;
   int block_size;
   int head_dim;
@@ -95,8 +96,8 @@ struct KvCache {
   int run_size() const { return block_size / simd::kLanes * group_size(); }
 
   Element* run(int64_t block, int layer, int kind, int kv_head) const {
-    const int64_t index = ((block * num_layers + layer) * 2 + kind) * num_kv_heads + kv_head;
-    return data + index * run_size();
+    const int64_t head = static_cast<int64_t>(layer) * num_kv_heads + kv_head;
+    return data + ((head * num_blocks + block) * 2 + kind) * run_size();
   }
 
   void write(int64_t slot, int layer, int kv_head, const float* key, const float* value) const {

@@ -10,7 +10,7 @@ from kernels.cpu.build import detect_isa, find_or_build
 from kernels.cpu.decoder import Compute, NativeDecoder
 from kernels.cpu.library import load_library
 from kernels.decoder import DecoderWeights
-from kernels.interface import AttentionBatch, kv_row_size
+from kernels.interface import HEAD_MAJOR, AttentionBatch, kv_row_size
 from shared.model_spec import ModelSpec
 
 KV_DTYPES: dict[Compute, torch.dtype] = {"float32": torch.float32, "auto": torch.bfloat16}
@@ -63,7 +63,7 @@ class PagedRun:
         row_size = kv_row_size(spec.head_dim, dtype)
         shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
         nan = -1 if dtype == torch.int8 else torch.nan  # the bytes of a scale that is NaN
-        self.kv_cache = torch.full(shape, nan, dtype=dtype)
+        self.kv_cache = torch.empty_permuted(shape, HEAD_MAJOR, dtype=dtype).fill_(nan)
 
     def step(self, num_new: Sequence[int]) -> list[torch.Tensor]:
         """Computes the next `num_new[i]` tokens of sequence i (0: it is not in the step); returns
