@@ -4,7 +4,8 @@ The KV cache of a replica is one tensor:
 
     kv_cache  # [num_blocks, num_layers, 2, num_kv_heads, block_size, row_size]; 2 = keys, values
 
-On CUDA, and on the host for what is swapped out, it is BLOCK_MAJOR in memory; on the CPU HEAD_MAJOR.
+On CUDA, and on the host for what is swapped out, it is BLOCK_MAJOR in memory; on the CPU it is
+HEAD_MAJOR.
 
 row_size is head_dim; where the cache is int8 (on the CPU alone), a row is head_dim quants and the
 4 bytes of a float32 scale: a number is its quant times the scale, largest magnitude / 127.
@@ -22,12 +23,12 @@ import torch
 
 KV_SCALE_BYTES = 4
 
-# The dimensions of a KV cache in the order in which they lie in memory; torch.empty_permuted takes it.
+# A KV cache's dimensions in the order in which they lie in memory; torch.empty_permuted takes it.
 BLOCK_MAJOR = (0, 1, 2, 3, 4, 5)
 """A block over all layers is one contiguous run of bytes: a swap or a copy is one move."""
 HEAD_MAJOR = (1, 3, 0, 2, 4, 5)
-"""The blocks of a layer's head lie one after another, each its keys and its values: a sequence whose
-blocks are neighbours is read as one stream."""
+"""The blocks of a layer's head lie one after another, each its keys and then its values: a sequence
+whose blocks are neighbours is read as one stream."""
 
 
 def kv_row_size(head_dim: int, dtype: torch.dtype) -> int:
