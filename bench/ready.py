@@ -1,10 +1,10 @@
 """`python -m bench.ready --model FILE`: how long `quire serve` takes until it serves, by parts.
 
-    command .. running ....... listening ... joined ... ready .... told ... first token
-               both processes  scheduler     worker     worker     user     of a prompt sent then
+    command ... running ......... listening ... joined ... ready .... first token
+                both processes    scheduler     worker     the line   of a prompt sent then
 
-A start is watched from outside, by /proc and the operator's API, with POLL_S between two looks. The
-first prompt beside a later one tells whether work was put off until after the ready line.
+A start is watched from outside, and seldom, as looking takes time from it. The first prompt beside
+a later one tells whether work was put off until after the line that says that it is ready.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from protos.quire.admin.v1 import admin_pb2, admin_pb2_grpc
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 
 POLL_S = 0.02
+"""Between two looks at a process, a port or a file; ASK_S is between two calls."""
+ASK_S = 0.05
 START_LIMIT_S = 120.0
 PROMPTS = ("Why is the sky blue?", "How do whales sleep?")
 """Of about as many tokens."""
@@ -47,9 +49,7 @@ class Figures:
     joined_s: float
     """The worker has registered: what it imports is there, its weights are not."""
     ready_s: float
-    """The worker is ready."""
-    told_s: float
-    """`quire serve` says so."""
+    """`quire serve` says that it is ready."""
     first_token_s: float
     """A token of the first prompt is there."""
     first_prompt_ms: float
@@ -81,13 +81,13 @@ class Starting:
         self._process.terminate()
         self._process.wait()
 
-    def until(self, look: Callable[[], bool]) -> float:
+    def until(self, look: Callable[[], bool], pause_s: float = POLL_S) -> float:
         """Seconds from the command until `look` is true; SystemExit when the start fails."""
         while not look():
             late = time.monotonic() > self._begin_s + START_LIMIT_S
             if late or self._process.poll() is not None:
                 raise SystemExit(f"it does not become ready: {self._log.read_text()}")
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
         return time.monotonic() - self._begin_s
 
     def modules(self) -> Mapping[str, int]:
@@ -122,21 +122,19 @@ def watch(model: Path, options: Sequence[str], log: Path) -> Figures:
     ):
         operator = admin_pb2_grpc.AdminServiceStub(admin)
 
-        def states() -> list[int]:
+        def has_worker() -> bool:
             request = admin_pb2.ListWorkersRequest()
-            workers = operator.ListWorkers(request, timeout=START_LIMIT_S).workers
-            return [worker.state for worker in workers]
+            return len(operator.ListWorkers(request, timeout=START_LIMIT_S).workers) > 0
 
         running_s = start.until(lambda: start.modules().keys() >= {"scheduler_svc", "worker_svc"})
         pids = [start.modules()[module] for module in ("scheduler_svc", "worker_svc")]
         listening_s = start.until(start.listens)
-        joined_s = start.until(lambda: states() != [])
-        ready_s = start.until(lambda: states() == [admin_pb2.WORKER_STATE_READY])
+        joined_s = start.until(has_worker, ASK_S)
+        ready_s = start.until(start.said_ready)
         taken = [*map(cpu_seconds, pids), *map(rss_mib, pids)]
-        told_s = start.until(start.said_ready)
         client = inference_pb2_grpc.GenerationServiceStub(api)
         first_s, later_s = (_first_token_s(client, prompt) for prompt in PROMPTS)
-    times_s = (running_s, listening_s, joined_s, ready_s, told_s, told_s + first_s)
+    times_s = (running_s, listening_s, joined_s, ready_s, ready_s + first_s)
     return Figures(*times_s, 1000 * first_s, 1000 * later_s, *taken)
 
 
