@@ -66,7 +66,7 @@ RUN --mount=type=cache,target=/var/cache/pip \
 COPY shared ./shared
 COPY kernels ./kernels
 # The machine that runs the image is another than builds it: every instruction set is compiled.
-RUN if [ "$(uname -m)" = x86_64 ]; then sets="avx512 avx2 portable"; else sets=portable; fi \
+RUN if [ "$(uname -m)" = x86_64 ]; then sets="avx512 avxvnni avx2 portable"; else sets=portable; fi \
     && /opt/venv/bin/python -m kernels.cpu build --isa $sets
 
 FROM runtime AS cpu

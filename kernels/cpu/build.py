@@ -26,18 +26,23 @@ logger = logging.getLogger(__name__)
 _AVX2 = ("-O3", "-mavx2", "-mfma", "-mf16c")
 ISA_FLAGS = {
     "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni"),
+    "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx2": _AVX2,
     "portable": ("-O2",),
 }
 """Compiler flags of each instruction set that the sources have a header for, the best first."""
 
-NUM_LANES = {"avx512": 16, "avx2": 8, "portable": 4}
+NUM_LANES = {"avx512": 16, "avxvnni": 8, "avx2": 8, "portable": 4}
 """`kLanes` of each; the size of a head and of a block must be a multiple of it."""
 
 _CPU_FLAGS = {
     "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
+    "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
 }
+
+_FALLBACKS = {"avxvnni": "avx2"}
+"""What serves where the compiler does not know an instruction set (AVX-VNNI: GCC before 11)."""
 
 _FLAGS = ("-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 _SOURCES = Path(__file__).parent
@@ -68,8 +73,20 @@ def _cpu_flags() -> set[str]:
 def find_or_build(isa: str) -> Path:
     """The path of the library for `isa`; builds it if there is none yet.
 
-    Raises BuildError without a compiler and an earlier build, or when the compiler fails.
+    Where that fails, of the library for its fallback, with a warning. Raises BuildError without a
+    compiler and an earlier build, or when the compiler fails.
     """
+    try:
+        return _find_or_build(isa)
+    except BuildError as error:
+        if isa not in _FALLBACKS:
+            raise
+        path = _find_or_build(_FALLBACKS[isa])
+        logger.warning("using the %s build, as %s has none: %s", _FALLBACKS[isa], isa, error)
+        return path
+
+
+def _find_or_build(isa: str) -> Path:
     sources = _hash_of_sources(isa)
     compiler = _find_compiler()
     if compiler is None:

@@ -1,4 +1,4 @@
-// Vector operations for x86-64 with AVX2, FMA and F16C: 8 lanes.
+// Vector operations for x86-64 with AVX2, FMA and F16C, and AVX-VNNI where it is built for: 8 lanes.
 #pragma once
 
 #include <immintrin.h>
@@ -51,9 +51,6 @@ inline void store_bytes(int8_t* p, const Ints (&v)[4]) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permutevar8x32_epi32(bytes, order));
 }
 
-// No instruction adds a sum of four products.
-constexpr bool kAddsQuads = false;
-
 // Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
 inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
   return (Shorts)_mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
@@ -64,8 +61,25 @@ inline Ints add_pairs(Shorts v) {
   return (Ints)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi16(1));
 }
 
+#if defined(__AVXVNNI__)
+// A sum of four products per lane, unsigned by signed, is added in one instruction.
+constexpr bool kAddsQuads = true;
+inline Ints add_quads(Ints sum, Bytes unsigned_bytes, Bytes signed_bytes) {
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
+}
+
+// The same, signed by signed. The weights' sign moves to the other factor, which must not hold -128.
+inline Ints add_signed_quads(Ints sum, Bytes weights, Bytes values) {
+  const __m256i w = (__m256i)weights;
+  return add_quads(sum, (Bytes)_mm256_abs_epi8(w), (Bytes)_mm256_sign_epi8((__m256i)values, w));
+}
+#else
+// No instruction adds a sum of four products.
+constexpr bool kAddsQuads = false;
+
 // Sums of pairs of products of 16-bit integers
 inline Ints dot_words(Shorts a, Shorts b) { return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
+#endif
 
 inline int32_t sum(Ints v) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));

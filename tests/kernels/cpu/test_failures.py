@@ -263,3 +263,22 @@ def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(build, "_folders", lambda: (tmp_path / "build",))
     with pytest.raises(build.BuildError, match="no such luck"):
         build.find_or_build("portable")
+
+
+def test_a_compiler_that_does_not_know_avx_vnni_builds_for_avx2(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """And that build is found where there is no compiler."""
+    monkeypatch.setattr(build, "_folders", lambda: (tmp_path / "build",))
+    script = (
+        'case "$*" in *-mavxvnni*) echo "error: unknown -mavxvnni" >&2; exit 1;; esac\n'
+        'for last; do :; done\necho library > "$last"'
+    )
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, script)))
+    with caplog.at_level(logging.WARNING):
+        built = build.find_or_build("avxvnni")
+    assert [r.getMessage().rpartition(": ")[2] for r in caplog.records] == ["unknown -mavxvnni"]
+    assert built == build.find_or_build("avx2")
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", "")
+    assert build.find_or_build("avxvnni") == built

@@ -21,7 +21,6 @@ SOURCES = Path(__file__).parents[3] / "kernels" / "cpu"
 
 AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = {"avx512f", "avx512bw", "avx512vl"}
-EMULATED = (*ISA_FLAGS["avx2"], "-Wno-psabi", "-include", str(HERE / "emulated_avx512.h"))
 has_avx2 = pytest.mark.skipif(detect_isa() == "portable", reason="the machine has no AVX2")
 has_simde = pytest.mark.skipif(
     not Path("/usr/include/simde/x86/avx512.h").exists(), reason="libsimde-dev is not installed"
@@ -48,28 +47,42 @@ def test_rows_of_every_step_have_their_places(tmp_path: Path) -> None:
     assert compile_and_run("chunks_check.cpp", ISA_FLAGS["portable"], tmp_path) == ""
 
 
+@pytest.fixture(scope="module")
+def avx2_products(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("avx2")
+    return sorted(compile_and_run("product_check.cpp", ISA_FLAGS["avx2"], folder).splitlines())
+
+
 @has_avx2
 @has_simde
-def test_emulated_avx512(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", ["avx512", "avxvnni"])
+def test_an_emulated_instruction_set(isa: str, avx2_products: list[str], tmp_path: Path) -> None:
     """Its vector operations are right, and its 8-bit products have the bits of AVX2's."""
-    assert compile_and_run("simd_check.cpp", EMULATED, tmp_path) == ""
-    wide = compile_and_run("product_check.cpp", EMULATED, tmp_path)
-    narrow = compile_and_run("product_check.cpp", ISA_FLAGS["avx2"], tmp_path)
-    assert len(narrow.splitlines()) == 6720
-    assert sorted(wide.splitlines()) == sorted(narrow.splitlines())
+    flags = (*ISA_FLAGS["avx2"], "-Wno-psabi", "-include", str(HERE / f"emulated_{isa}.h"))
+    assert compile_and_run("simd_check.cpp", flags, tmp_path) == ""
+    products = sorted(compile_and_run("product_check.cpp", flags, tmp_path).splitlines())
+    assert len(products) == 6720
+    assert products == avx2_products
 
 
 @has_avx2
-def test_avx512_compiles(tmp_path: Path) -> None:
-    flags = ["-std=c++17", *ISA_FLAGS["avx512"], "-O0", f"-I{SOURCES}"]
-    command = ["g++", *flags, "-c", str(HERE / "product_check.cpp"), "-o", str(tmp_path / "object")]
+@pytest.mark.parametrize("isa", ["avx512", "avxvnni"])
+def test_an_instruction_set_compiles(isa: str, tmp_path: Path) -> None:
+    """To the instruction that adds four products."""
+    assembly = tmp_path / "assembly"
+    flags = ["-std=c++17", *ISA_FLAGS[isa], "-O0", f"-I{SOURCES}"]
+    command = ["g++", *flags, "-S", str(HERE / "product_check.cpp"), "-o", str(assembly)]
     subprocess.run(command, check=True, timeout=120)
+    assert "vpdpbusd" in assembly.read_text()
 
 
 @pytest.mark.parametrize(
     ("flags", "sizes", "wanted"),
     [
         ({*AVX2, *AVX512, "avx512_vnni"}, (64, 16), "avx512"),
+        ({*AVX2, *AVX512, "avx512_vnni", "avx_vnni"}, (64, 16), "avx512"),
+        ({*AVX2, *AVX512, "avx512_vnni", "avx_vnni"}, (40, 16), "avxvnni"),
+        ({*AVX2, "avx_vnni"}, (64, 16), "avxvnni"),
         ({*AVX2, *AVX512, "avx512_vnni"}, (40, 16), "avx2"),
         ({*AVX2, *AVX512}, (64, 16), "avx2"),
         (AVX2, (20, 16), "avx2"),
