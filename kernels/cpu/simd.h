@@ -108,10 +108,11 @@ inline float inverse_of_power(float x) { return float_of_bits(0x7f000000 - bits_
 // Multiplies by powers of two with an addition of bits, which takes none of the multiplying pipes:
 // times_power(over_one(v), power) = v * power, where both and the product are normal floats.
 inline Floats over_one(Floats v) {
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) - 0x3f800000);
+  return reinterpret_cast<Floats>(reinterpret_cast<UnsignedInts>(v) - 0x3f800000u);
 }
 inline Floats times_power(Floats over_one, Floats power) {
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(over_one) + reinterpret_cast<Ints>(power));
+  return reinterpret_cast<Floats>(reinterpret_cast<UnsignedInts>(over_one) +
+                                  reinterpret_cast<UnsignedInts>(power));
 }
 
 inline Floats absolute(Floats v) {

@@ -6,6 +6,7 @@ namespace quire::simd {
 constexpr int kBytes = 4 * kLanes;
 using Floats = float __attribute__((vector_size(kBytes)));
 using Ints = int32_t __attribute__((vector_size(kBytes)));
+using UnsignedInts = uint32_t __attribute__((vector_size(kBytes)));  // their sums may wrap
 using Shorts = int16_t __attribute__((vector_size(kBytes)));
 using Bytes = uint8_t __attribute__((vector_size(kBytes)));
 

@@ -125,7 +125,7 @@ static void check_powers() {
     expect(next_power_of_two(power) == power, "next_power_of_two", power);
     expect(next_power_of_two(power * 1.0001f) == 2 * power, "next_power_of_two", power * 1.0001f);
     expect(inverse_of_power(power) == 1 / power, "inverse_of_power", power);
-    for (const float x : {-1.75f, 0x1p-24f, 0x1.fffffep21f}) {
+    for (const float x : {-1.75f, -0x1p-24f, 0x1p-24f, 0x1.fffffep21f}) {
       expect(times_power(over_one(splat(x)), splat(power))[0] == x * power, "times_power", power);
     }
   }

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[3] / "kernels" / "cpu"
 
 
+TRAP_OVERFLOWS = ("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = {"avx512f", "avx512bw", "avx512vl"}
 has_avx2 = pytest.mark.skipif(detect_isa() == "portable", reason="the machine has no AVX2")
@@ -40,7 +41,8 @@ def compile_and_run(source: str, flags: Sequence[str], folder: Path) -> str:
 
 @pytest.mark.parametrize("isa", sorted({"portable", detect_isa()}))
 def test_vector_operations(isa: str, tmp_path: Path) -> None:
-    assert compile_and_run("simd_check.cpp", ISA_FLAGS[isa], tmp_path) == ""
+    flags = (*ISA_FLAGS[isa], *TRAP_OVERFLOWS)
+    assert compile_and_run("simd_check.cpp", flags, tmp_path) == ""
 
 
 def test_rows_of_every_step_have_their_places(tmp_path: Path) -> None:
