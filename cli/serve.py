@@ -27,6 +27,7 @@ from cli.supervisor import Fleet, Supervisor
 POLL_S = 0.1
 COMMAND_STOP_S = 10.0
 CONNECT_TIMEOUT_S = 1.0
+MAX_PORT = 65535
 REMOTE_ONLY = ("QUIRE_TLS_CERT", "QUIRE_TOKEN_FILE", "QUIRE_ADMIN_TOKEN_FILE")
 """Settings of a scheduler that others reach; `serve` would not get through to its own."""
 
@@ -254,6 +255,8 @@ def _with_port(address: str) -> str:
     is_ipv6 = ":" in host
     if not separator or not port.isdigit():
         raise CommandError(f"{address} is no host:port", EXIT_USAGE)
+    if int(port) > MAX_PORT:
+        raise CommandError(f"{address}: ports end at {MAX_PORT}", EXIT_USAGE)
     if is_ipv6 and not (host.startswith("[") and host.endswith("]")):
         raise CommandError(f"{address} should be [{host}]:{port}", EXIT_USAGE)
     if port != "0":

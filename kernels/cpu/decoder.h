@@ -124,7 +124,7 @@ class Decoder {
 
   // Repacks a stored matrix; `data` may go afterwards. kWeights if it holds scales that are not finite.
   Error set_matrix(int layer, MatrixName name, Format format, const uint8_t* data, int num_rows,
-                  int num_columns);
+                   int num_columns);
   void set_vector(int layer, VectorName name, const float* data, int size);
   void set_bias(int layer, MatrixName name, const float* data, int size);
   // Rows of the embedding are read where they stand: `data` must stay.

@@ -197,7 +197,7 @@ inline void pack_dense_row(int element_bytes, const uint8_t* row, int num_column
 // Repacks stored rows [num_rows, num_columns]; num_columns is a multiple of the format's block. Nothing if
 // a scale or a minimum of quantised weights is not finite.
 inline std::optional<Matrix> pack_matrix(Format format, const uint8_t* data, int num_rows, int num_columns,
-                          ThreadPool& pool, Arena& arena) {
+                                         ThreadPool& pool, Arena& arena) {
   const BlockShape shape = block_shape(format);
   const size_t row_bytes = static_cast<size_t>(num_columns) / shape.num_weights * shape.num_bytes;
   Matrix matrix;

@@ -31,6 +31,8 @@ def test_port_0_takes_a_free_port() -> None:
     assert _with_port("127.0.0.1:50051") == "127.0.0.1:50051"
     with pytest.raises(CommandError, match=r"is no host:port"):
         _with_port("localhost")
+    with pytest.raises(CommandError, match=r"ports end at 65535"):
+        _with_port("127.0.0.1:65536")
 
 
 def test_ipv6_addresses_are_in_brackets() -> None:
