@@ -23,11 +23,11 @@ from cli.cores import share_cores, share_threads
 from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 from cli.scheduler_options import PolicyOption, PreemptionOption, RecordOption, TargetItlOption
 from cli.supervisor import Fleet, Supervisor
+from shared.endpoint import MAX_PORT
 
 POLL_S = 0.1
 COMMAND_STOP_S = 10.0
 CONNECT_TIMEOUT_S = 1.0
-MAX_PORT = 65535
 REMOTE_ONLY = ("QUIRE_TLS_CERT", "QUIRE_TOKEN_FILE", "QUIRE_ADMIN_TOKEN_FILE")
 """Settings of a scheduler that others reach; `serve` would not get through to its own."""
 

@@ -16,7 +16,7 @@ from scheduler_svc.security_config import (
     is_local,
     read_security,
 )
-from shared.endpoint import Endpoint
+from shared.endpoint import MAX_PORT, Endpoint
 from shared.errors import ConfigError
 from shared.flags import (
     Flag,
@@ -151,6 +151,9 @@ def _check_binds(config: SchedulerServiceConfig, *, allow_plaintext: bool) -> No
         ("--listen", config.listen, security.tokens),
         ("--admin-listen", config.admin_listen, security.admin_tokens),
     ):
+        port = address.rpartition(":")[2]
+        if port.isdecimal() and int(port) > MAX_PORT:  # the library would wrap it
+            raise ConfigError(f"{flag} {address}: ports end at {MAX_PORT}")
         if not is_local(address) and not allow_plaintext and not (security.tls_cert and tokens):
             raise ConfigError(
                 f"{flag} {address} is open beyond this machine: give --tls-cert, --tls-key, "

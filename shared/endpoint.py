@@ -13,6 +13,7 @@ from shared.errors import ConfigError
 
 MAX_IPC_PATH_BYTES = 107  # sun_path of Linux without its final zero
 PROBE_TIMEOUT_S = 0.5
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Endpoint:
 
 
 def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and int(text) <= 65535
+    return text.isascii() and text.isdecimal() and int(text) <= MAX_PORT
 
 
 def _remove_stale_socket(path: Path) -> None:

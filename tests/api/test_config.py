@@ -67,6 +67,8 @@ def test_the_way_of_preemption_is_a_flag(mode: PreemptionMode) -> None:
         ([*MODEL, "--worker-secret-file", "missing"], "missing"),
         ([*MODEL, "--worker-endpoint", "udp://x"], "tcp://"),
         ([*MODEL, "--listen", "0.0.0.0:1"], "--tls-cert"),
+        ([*MODEL, "--listen", "127.0.0.1:65536"], "65535"),
+        ([*MODEL, "--admin-listen", "[::1]:70000"], "65535"),
         ([*MODEL, "--admin-listen", "[::]:1"], "--admin-listen"),
         ([*MODEL, "--listen", "example.org:1"], "--tls-cert"),
         ([*MODEL, "--worker-endpoint", "tcp://0.0.0.0:1"], "secret"),
