@@ -1,4 +1,4 @@
-// How a step's attention is shared out among threads: one plan for all layers.
+// How the attention of some rows is shared out among threads: one plan for all layers that compute them.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,21 @@ class AttentionPlan {
     for (int i = 0; i < num_threads; ++i) scratch_.emplace_back(max_queries_, head_dim);
   }
 
-  // block_tables [num_seqs][table_size]; see kernels/interface.py for the others.
-  void build(int num_seqs, const int32_t* query_start, const int32_t* seq_lens,
-             const int32_t* block_tables, int table_size) {
+  // A plan begins, gets rows of sequences, and is finished.
+  void begin() {
     tiles_.clear();
     splits_.clear();
-    for (int i = 0; i < num_seqs; ++i) {
-      const int32_t* table = block_tables + static_cast<int64_t>(i) * table_size;
-      const int first_context = seq_lens[i] - (query_start[i + 1] - query_start[i]) + 1;
-      for (int row = query_start[i]; row < query_start[i + 1]; row += rows_per_tile_) {
-        const int count = std::min(rows_per_tile_, query_start[i + 1] - row);
-        tiles_.push_back({table, row, count, first_context + row - query_start[i]});
-      }
+  }
+
+  // Rows from `first_row` on of the sequence with this block table; the first attends to
+  // `first_context` positions, each further one to one more.
+  void add(const int32_t* block_table, int first_row, int num_rows, int first_context) {
+    for (int i = 0; i < num_rows; i += rows_per_tile_) {
+      tiles_.push_back({block_table, first_row + i, std::min(rows_per_tile_, num_rows - i), first_context + i});
     }
+  }
+
+  void finish() {
     if (static_cast<int>(tiles_.size()) * num_kv_heads_ < kItemsPerThread * num_threads_) split();
   }
 

@@ -28,12 +28,15 @@ Decoder::Decoder(const Config& config)
       pool_(config.num_threads),
       plan_(config.num_heads / config.num_kv_heads, config.num_kv_heads, config.head_dim,
             config.num_threads),
+      logit_plan_(config.num_heads / config.num_kv_heads, config.num_kv_heads, config.head_dim,
+                  config.num_threads),
       logits_(config.num_threads),
       layers_(config.num_layers) {
   const size_t rows = config.max_num_tokens;
   residual_ = Buffer<float>(rows * hidden_width_);
   projected_ = Buffer<float>(rows * hidden_width_);
   query_ = Buffer<float>(rows * query_width_);
+  kept_query_ = Buffer<float>(rows * query_width_);
   key_ = Buffer<float>(rows * kv_width_);
   value_ = Buffer<float>(rows * kv_width_);
   cosines_ = Buffer<float>(rows * config.head_dim / 2);
@@ -94,38 +97,10 @@ void Decoder::timed(Phase phase, const Body& body) {
   phase_seconds_[static_cast<int>(phase)] += taken.count();
 }
 
-Error Decoder::check(const Step& step) const {
-  if (step.num_tokens > config_.max_num_tokens || step.num_logit_rows > config_.max_num_tokens) {
-    return Error::kTooManyTokens;
-  }
-  const int64_t num_slots = step.num_blocks * step.block_size;
-  for (int row = 0; row < step.num_tokens; ++row) {
-    if (step.token_ids[row] < 0 || step.token_ids[row] >= config_.vocab_size) return Error::kTokenId;
-    if (step.slots[row] < 0 || step.slots[row] >= num_slots) return Error::kSlot;
-  }
-  if (step.query_start[0] != 0 || step.query_start[step.num_seqs] != step.num_tokens) {
-    return Error::kSequence;
-  }
-  for (int i = 0; i < step.num_seqs; ++i) {
-    const int num_new = step.query_start[i + 1] - step.query_start[i];
-    if (num_new < 0 || step.seq_lens[i] < num_new) return Error::kSequence;
-    const int64_t num_blocks = (int64_t{step.seq_lens[i]} + step.block_size - 1) / step.block_size;
-    if (num_blocks > step.table_size) return Error::kBlockTable;
-    const int32_t* table = step.block_tables + static_cast<int64_t>(i) * step.table_size;
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      if (table[b] < 0 || table[b] >= step.num_blocks) return Error::kBlockTable;
-    }
-  }
-  for (int i = 0; i < step.num_logit_rows; ++i) {
-    if (step.logit_rows[i] < 0 || step.logit_rows[i] >= step.num_tokens) return Error::kLogitRow;
-  }
-  return Error::kNone;
-}
-
 Error Decoder::forward(const Step& step) {
-  const Error error = check(step);
+  const Error error = check(config_, step);
   if (error != Error::kNone) return error;
-  plan_.build(step.num_seqs, step.query_start, step.seq_lens, step.block_tables, step.table_size);
+  plan(step);
   pool_.begin_step();
   timed(Phase::kEmbed, [&] { embed(step); });
   switch (static_cast<KvType>(config_.kv_type)) {
@@ -136,6 +111,22 @@ Error Decoder::forward(const Step& step) {
   timed(Phase::kLogits, [&] { compute_logits(step); });
   pool_.end_step();
   return Error::kNone;
+}
+
+void Decoder::plan(const Step& step) {
+  plan_.begin();
+  for (int seq = 0; seq < step.num_seqs; ++seq) {
+    const int first = step.query_start[seq];
+    plan_.add(step.block_table(seq), first, step.num_new(seq), step.context(seq, first));
+  }
+  plan_.finish();
+  if (!step.narrows()) return;
+  logit_plan_.begin();
+  for (int i = 0; i < step.num_logit_rows; ++i) {
+    const int seq = step.sequence(step.logit_rows[i]);
+    logit_plan_.add(step.block_table(seq), i, 1, step.context(seq, step.logit_rows[i]));
+  }
+  logit_plan_.finish();
 }
 
 // Embedding rows, and the angles of each row's position.
@@ -193,9 +184,21 @@ void Decoder::rotate_and_store(const Step& step, const KvCache<Element>& cache, 
   });
 }
 
+// Moves what the last layer goes on with, of the rows with logits alone, to the first rows.
+void Decoder::keep_logit_rows(const Step& step) {
+  for_rows(step.num_logit_rows, [&](int i) {
+    const int row = static_cast<int>(step.logit_rows[i]);
+    std::copy_n(at(query_, row, query_width_), query_width_, at(kept_query_, i, query_width_));
+    std::copy_n(at(residual_, row, hidden_width_), hidden_width_, at(projected_, i, hidden_width_));
+  });
+  std::swap(query_, kept_query_);
+  std::swap(residual_, projected_);
+}
+
 template <class Element>
 void Decoder::run_layers(const Step& step) {
-  const int num_rows = step.num_tokens;
+  int num_rows = step.num_tokens;
+  AttentionPlan* plan = &plan_;
   const KvCache<Element> cache{static_cast<Element*>(step.kv_cache), step.num_blocks,
                                config_.num_kv_heads, step.block_size, config_.head_dim};
   const float* added = nullptr;
@@ -216,11 +219,16 @@ void Decoder::run_layers(const Step& step) {
                 product(MatrixName::kValue, value_, kv_width_)});
     });
     timed(Phase::kRotary, [&] { rotate_and_store(step, cache, index); });
+    if (index + 1 == config_.num_layers && step.narrows()) {
+      timed(Phase::kRotary, [&] { keep_logit_rows(step); });
+      num_rows = step.num_logit_rows;
+      plan = &logit_plan_;
+    }
     timed(Phase::kAttention, [&] {
       const Attention<Element> attention{
           cache,          index, config_.num_heads / config_.num_kv_heads, query_.data(),
           static_cast<size_t>(query_width_), attended_.row(0), static_cast<size_t>(query_width_)};
-      plan_.run(pool_, attention);
+      plan->run(pool_, attention);
       const int width = config_.num_heads * config_.head_dim;
       attended_.arrange(num_rows, layer.forms({MatrixName::kAttentionOutput}));
       for_rows(num_rows, [&](int row) { attended_.quantise(row, width); });
@@ -251,7 +259,7 @@ void Decoder::compute_logits(const Step& step) {
   const Buffer<float>& bias = layers_.back().bias(MatrixName::kDown);
   normed_.arrange(step.num_logit_rows, Forms().add(output_));
   for_rows(step.num_logit_rows, [&](int i) {
-    const int row = static_cast<int>(step.logit_rows[i]);
+    const int row = step.narrows() ? i : static_cast<int>(step.logit_rows[i]);
     float* x = normed_.row(i);
     std::copy_n(at(residual_, row, hidden_width_), hidden_width_, x);
     add_row(at(projected_, row, hidden_width_), hidden_width_, x);

@@ -5,7 +5,8 @@
 //   embed | per layer: norm, query/key/value, rotary and KV write, attention, output projection,
 //                      norm, gate/up and SiLU, down | norm of the sampled rows, logits
 //
-// Every row is computed in one fixed order, whatever the batch, the chunking and the threads.
+// In the last layer the rows without logits end with their keys and values. Every row is computed in one fixed
+// order, whatever the batch, the chunking and the threads.
 #pragma once
 
 #include <chrono>
@@ -25,56 +26,9 @@
 #include "matrix.h"
 #include "pool.h"
 #include "rows.h"
+#include "step.h"
 
 namespace quire {
-
-// These structures and numbers are the library's interface: kernels/cpu/library.py mirrors them.
-struct Config {
-  int32_t num_layers;
-  int32_t hidden_size;
-  int32_t intermediate_size;
-  int32_t num_heads;
-  int32_t num_kv_heads;
-  int32_t head_dim;
-  int32_t vocab_size;
-  int32_t with_quants;   // activations in 8 bits where weights are quantised
-  int32_t kv_type;       // KvType
-  int32_t num_threads;
-  int32_t max_num_tokens;
-  float rms_norm_eps;
-};
-
-struct Step {
-  int32_t num_tokens;
-  int32_t num_seqs;
-  int32_t table_size;
-  int32_t block_size;
-  int64_t num_blocks;
-  int32_t num_logit_rows;
-  const int64_t* token_ids;
-  const int64_t* positions;
-  const int64_t* slots;
-  const int32_t* query_start;
-  const int32_t* seq_lens;
-  const int32_t* block_tables;
-  const int64_t* logit_rows;
-  void* kv_cache;
-  LogitsOut logits;
-};
-
-enum class Error : int32_t {
-  kNone,
-  kTooManyTokens,
-  kTokenId,
-  kSlot,
-  kSequence,
-  kBlockTable,
-  kLogitRow,
-  kOutOfMemory,
-  kWeights,
-};
-
-enum class KvType : int32_t { kFloat32, kBfloat16, kInt8 };
 
 enum class MatrixName : int32_t { kQuery, kKey, kValue, kAttentionOutput, kGate, kUp, kDown, kOutput };
 constexpr int kMatricesPerLayer = 7;
@@ -137,12 +91,13 @@ class Decoder {
   const double* phase_seconds() const { return phase_seconds_; }
 
  private:
-  Error check(const Step& step) const;
+  void plan(const Step& step);
   void embed(const Step& step);
   template <class Element>
   void run_layers(const Step& step);
   void normalise(int num_rows, const float* added, const Buffer<float>* bias, const Buffer<float>& weight,
                  const Forms& forms);
+  void keep_logit_rows(const Step& step);
   template <class Element>
   void rotate_and_store(const Step& step, const KvCache<Element>& cache, int layer);
   void compute_logits(const Step& step);
@@ -159,7 +114,7 @@ class Decoder {
   Config config_;
   int hidden_width_, query_width_, kv_width_, mlp_width_;  // padded rows
   ThreadPool pool_;
-  AttentionPlan plan_;
+  AttentionPlan plan_, logit_plan_;  // of all rows, and of those with logits in the last layer
   LogitsProduct logits_;
   Arena weights_;
   std::vector<Layer> layers_;
@@ -171,7 +126,7 @@ class Decoder {
   size_t embedding_row_bytes_ = 0;
 
   // rows of a step, [max_num_tokens][width]
-  Buffer<float> residual_, projected_, query_, key_, value_;
+  Buffer<float> residual_, projected_, query_, kept_query_, key_, value_;
   Buffer<float> cosines_, sines_;  // [max_num_tokens][head_dim / 2]
   Activations normed_, attended_, mixed_;
   double phase_seconds_[kNumPhases] = {};

@@ -42,7 +42,7 @@ MAX_KEPT_LOGITS = 256
 """Rows of logits whose memory is kept from step to step."""
 
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-"""Of the KV cache; the index is the library's number (`KvType` in decoder.h)."""
+"""Of the KV cache; the index is the library's number (`KvType` in step.h)."""
 
 _MATRICES = (
     (MatrixName.QUERY, "query"),

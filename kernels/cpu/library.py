@@ -1,4 +1,4 @@
-"""The native library's interface over ctypes; decoder.h and decoder.cpp are its other side.
+"""The native library's interface over ctypes; step.h, decoder.h and decoder.cpp are its other side.
 
 Calls release the interpreter lock.
 """
@@ -72,14 +72,14 @@ ERRORS = {
     7: "out of memory",
     8: "a scale or minimum of the weights is not finite",
 }
-"""What a call's non-zero return means (`Error` in decoder.h)."""
+"""What a call's non-zero return means (`Error` in step.h)."""
 
 EXCEPTIONS: dict[int, type[Exception]] = {7: MemoryError, 8: ValueError}
 """What is raised for them; IndexError for the others."""
 
 
 class Config(ctypes.Structure):
-    """`Config` in decoder.h."""
+    """`Config` in step.h."""
 
     _fields_ = (
         ("num_layers", c_int32),
@@ -98,7 +98,7 @@ class Config(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """`Step` in decoder.h."""
+    """`Step` in step.h."""
 
     _fields_ = (
         ("num_tokens", c_int32),
