@@ -68,13 +68,12 @@ class KvCache:
         source_blocks: Sequence[int],
         target_blocks: Sequence[int],
     ) -> None:
-        if source.is_cuda and target.is_cuda:
+        if source.device == target.device:
             from_blocks = torch.tensor(source_blocks, dtype=torch.int64)
             to_blocks = torch.tensor(target_blocks, dtype=torch.int64)
             self._kernels.copy_blocks(source, target, from_blocks, to_blocks)
             return
-        # One after another: on CUDA each is one transfer in stream order, and on the CPU indexing
-        # all at once takes ten times as long.
+        # A block is one contiguous run of bytes: one transfer each, in stream order.
         for from_block, to_block in zip(source_blocks, target_blocks, strict=True):
             target[to_block].copy_(source[from_block], non_blocking=True)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
+from kernels.decoder import DENSE_DTYPES, DecoderWeights, LayerWeights, StoredMatrix
 from shared.model_spec import ModelSpec
-from tests.kernels.cpu.tiny_model import DENSE_DTYPES, dense
+from tests.kernels.cpu.tiny_model import dense
 
 
 def reference_logits(

@@ -10,10 +10,9 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kernels.decoder import DecoderWeights, LayerWeights, StoredMatrix
+from kernels.decoder import DENSE_DTYPES, DecoderWeights, LayerWeights, StoredMatrix
 from shared.model_spec import ModelSpec
 
-DENSE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 HALVES = {  # byte offsets of a block's half-precision scales (first) and minima
     "Q4_0": (0,),
     "Q4_1": (0, 2),
