@@ -78,10 +78,10 @@ async def test_with_a_second_worker_streams_go_on(spec: ModelSpec, text_model: T
             while served.server.engine.registry.num_ready < 2:
                 await served.status()
             streams = [await opened(served, request(p, max_tokens=100)) for p in prompts]
+            for stream in streams:
+                await stream.read()  # before the hold: no token would come after it
             for worker in workers:
                 worker.hold()
-            for stream in streams:
-                await stream.read()
             await workers[0].kill()
             await count(served, "workers_lost")
             workers[1].release()
