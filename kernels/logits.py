@@ -114,9 +114,12 @@ class Drawn:
     """True where nothing is left to draw."""
 
 
+_LOWEST = np.array(-np.inf, np.float32)
+
+
 def drawn_best(token_ids: Ids, highest: Floats) -> Drawn:
     """The likeliest tokens of rows [n], whose logits are `highest`; NaN stands above all."""
-    return Drawn(token_ids, np.isfinite(highest), np.isneginf(highest))
+    return Drawn(token_ids, np.isfinite(highest), highest == _LOWEST)
 
 
 class LogitKernels(Protocol):

@@ -137,7 +137,13 @@ class NativeDecoder:
         self._library = library
         self._spec = spec
         self._lanes = lanes
-        self._logits = torch.empty(0, spec.vocab_size)
+        self._logits = self._given_logits = torch.empty(0, spec.vocab_size)
+        self._best_logits = np.empty(max_num_tokens, np.float32)
+        self._best_ids = np.empty(max_num_tokens, np.int64)
+        self._step = Step(
+            best_logits=self._best_logits.ctypes.data, best_ids=self._best_ids.ctypes.data
+        )
+        self._kv_cache: torch.Tensor | None = None
         self._kv_dtype = kv_dtype
         config = Config(
             num_layers=spec.num_layers,
@@ -178,16 +184,15 @@ class NativeDecoder:
     ) -> StepLogits:
         """See `kernels.decoder.Decoder`. IndexError names an index that is out of range; nothing
         has been computed then."""
-        spec = self._spec
-        num_blocks, block_size = kv_cache.shape[0], kv_cache.shape[4]
-        row_size = kv_row_size(spec.head_dim, self._kv_dtype)
-        run_shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
-        assert kv_cache.shape[1:] == run_shape, f"KV cache of shape {tuple(kv_cache.shape)}"
-        assert kv_cache.dtype == self._kv_dtype and kv_cache.permute(HEAD_MAJOR).is_contiguous()
-        assert block_size % self._lanes == 0, f"block_size is not a multiple of {self._lanes}"
-        num_logits, num_rows = len(logit_rows), len(logit_rows) + len(greedy_rows)
+        if kv_cache is not self._kv_cache:
+            self._take_cache(kv_cache)
+        num_logits = logit_rows.shape[0]
+        num_rows = num_logits + greedy_rows.shape[0]
         logits = self._logits_of(num_logits)
-        best_logits, best_ids = np.empty(num_rows, np.float32), np.empty(num_rows, np.int64)
+        num_tokens, num_seqs = token_ids.shape[0], batch.seq_lens.shape[0]
+        assert batch.positions.shape == batch.slots.shape == (num_tokens,)
+        assert batch.query_start.shape == (num_seqs + 1,)
+        assert batch.block_tables.shape[0] == num_seqs
         tensors = {  # kept alive until the call is over
             "token_ids": _as(token_ids, torch.int64),
             "positions": _as(batch.positions, torch.int64),
@@ -195,37 +200,42 @@ class NativeDecoder:
             "query_start": _as(batch.query_start, torch.int32),
             "seq_lens": _as(batch.seq_lens, torch.int32),
             "block_tables": _as(batch.block_tables, torch.int32),
-            "logit_rows": _as(torch.cat((logit_rows, greedy_rows)), torch.int64),
+            "logit_rows": _as(_joined(logit_rows, greedy_rows), torch.int64),
         }
-        num_tokens, num_seqs = token_ids.shape[0], batch.seq_lens.shape[0]
-        assert batch.positions.shape == batch.slots.shape == (num_tokens,)
-        assert batch.query_start.shape == (num_seqs + 1,)
-        assert batch.block_tables.shape[0] == num_seqs
-        step = Step(
-            num_tokens=num_tokens,
-            num_seqs=num_seqs,
-            table_size=batch.block_tables.shape[1],
-            block_size=block_size,
-            num_blocks=num_blocks,
-            num_logit_rows=num_rows,
-            kv_cache=kv_cache.data_ptr(),
-            num_logits=num_logits,
-            logits=logits.data_ptr(),
-            best_logits=best_logits.ctypes.data,
-            best_ids=best_ids.ctypes.data,
-            **{name: tensor.data_ptr() for name, tensor in tensors.items()},
-        )
+        step = self._step
+        step.num_tokens, step.num_seqs = num_tokens, num_seqs
+        step.table_size = batch.block_tables.shape[1]
+        step.num_logits, step.num_logit_rows = num_logits, num_rows
+        step.logits = logits.data_ptr()
+        for name, tensor in tensors.items():
+            setattr(step, name, tensor.data_ptr())
         self._raise_on(self._library.quire_forward(self._handle, ctypes.byref(step)))
-        return StepLogits(logits, drawn_best(best_ids[num_logits:], best_logits[num_logits:]))
+        greedy = slice(num_logits, num_rows)
+        return StepLogits(logits, drawn_best(self._best_ids[greedy], self._best_logits[greedy]))
+
+    def _take_cache(self, kv_cache: torch.Tensor) -> None:
+        """The steps from now on are of this cache."""
+        spec = self._spec
+        num_blocks, block_size = kv_cache.shape[0], kv_cache.shape[4]
+        row_size = kv_row_size(spec.head_dim, self._kv_dtype)
+        run_shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
+        assert kv_cache.shape[1:] == run_shape, f"KV cache of shape {tuple(kv_cache.shape)}"
+        assert kv_cache.dtype == self._kv_dtype and kv_cache.permute(HEAD_MAJOR).is_contiguous()
+        assert block_size % self._lanes == 0, f"block_size is not a multiple of {self._lanes}"
+        self._kv_cache = kv_cache
+        self._step.kv_cache = kv_cache.data_ptr()
+        self._step.num_blocks, self._step.block_size = num_blocks, block_size
 
     def _logits_of(self, num_rows: int) -> torch.Tensor:
         """Room for the logits of a step, the same in each: megabytes that are new to the process
         cost it a fault for each page. What few steps want is not kept."""
         if num_rows > MAX_KEPT_LOGITS:
             return torch.empty(num_rows, self._spec.vocab_size)
-        if len(self._logits) < num_rows:
+        if self._logits.shape[0] < num_rows:
             self._logits = torch.empty(num_rows, self._spec.vocab_size)
-        return self._logits[:num_rows]
+        if self._given_logits.shape[0] != num_rows:
+            self._given_logits = self._logits[:num_rows]
+        return self._given_logits
 
     def phase_seconds(self) -> dict[str, float]:
         """Seconds spent so far in each phase of the steps."""
@@ -304,7 +314,15 @@ class NativeDecoder:
 
 
 def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.dtype == dtype and tensor.is_contiguous():
+        return tensor  # as it nearly always is; the calls below cost as much when they do nothing
     return tensor.to(dtype).contiguous()
+
+
+def _joined(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if not one.shape[0]:
+        return other
+    return torch.cat((one, other)) if other.shape[0] else one
 
 
 def _floats(vector: torch.Tensor, size: int) -> torch.Tensor:
