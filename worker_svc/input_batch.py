@@ -16,13 +16,16 @@ from shared.errors import ProtocolError
 from shared.plan import StepPlan
 from worker_svc.request_state import RequestState, Rows
 
+Bools = npt.NDArray[np.bool_]
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
     """One step's inputs, and which rows of the state they stand for."""
 
     rows: Rows  # [num_seqs]
-    num_new_tokens: Rows  # [num_seqs]
+    ends: Rows  # [num_seqs], how many of their tokens are computed after the step
     sampling_rows: Rows  # [n], the rows that sample by their logits
     greedy_rows: Rows  # [m], the rows that sample their likeliest token and need no logits
     token_ids: torch.Tensor  # [num_tokens] int64
@@ -37,21 +40,22 @@ def build_batch(state: RequestState, plan: StepPlan, device: torch.device) -> In
     Raises ProtocolError when a sequence is unknown, is there twice, computes tokens that it does
     not have or has no block for, or samples before its last token.
     """
-    num_decodes = len(plan.decode_handles)
-    rows = state.rows((*plan.decode_handles, *plan.chunk_handles))
-    counts = np.ones(len(rows), np.int64)
-    counts[num_decodes:] = plan.chunk_num_tokens
-    samples = np.ones(len(rows), np.bool_)
-    samples[num_decodes:] = plan.chunk_samples
-    if len(np.unique(rows)) != len(rows):
+    handles = (*plan.decode_handles, *plan.chunk_handles)
+    rows = state.rows(handles)
+    if len(set(handles)) != len(handles):
         raise ProtocolError("the plan computes a sequence twice")
-    sound = ~state.is_failed[rows]
-    rows, counts, samples = rows[sound], counts[sound], samples[sound]
+    num_decodes = len(plan.decode_handles)
+    counts = np.array([1] * num_decodes + [*plan.chunk_num_tokens], np.int64)
+    samples = np.array([True] * num_decodes + [*plan.chunk_samples], np.bool_)
+    if not state.failed.isdisjoint(handles):
+        sound = [handle not in state.failed for handle in handles]
+        rows, counts, samples = rows[sound], counts[sound], samples[sound]
     if not len(rows):
         return None
-    _check(state, rows, counts, samples)
-    is_greedy = samples & state.is_greedy(rows) & ~np.isin(rows, plan.masked_handles)
-    return _assemble(state, rows, counts, samples & ~is_greedy, is_greedy, device)
+    is_greedy = samples & state.is_greedy[rows]
+    if plan.masks:
+        is_greedy &= ~np.isin(rows, plan.masked_handles)
+    return _assemble(state, rows, counts, samples, is_greedy, device)
 
 
 def build_piece(
@@ -60,14 +64,60 @@ def build_piece(
     """The next tokens of one sequence alone, with the logits of each; raises ProtocolError as
     `build_batch` does."""
     rows, counts = np.array([row]), np.array([num_new_tokens])
-    samples = np.zeros(1, np.bool_)
-    _check(state, rows, counts, samples)
-    piece = _assemble(state, rows, counts, samples, samples, device)
+    nothing = np.zeros(1, np.bool_)
+    piece = _assemble(state, rows, counts, nothing, nothing, device)
     return replace(piece, logit_rows=torch.arange(num_new_tokens, device=device))
 
 
-def _check(state: RequestState, rows: Rows, counts: Rows, samples: npt.NDArray[np.bool_]) -> None:
-    ends = state.num_computed[rows] + counts
+def _assemble(
+    state: RequestState,
+    rows: Rows,
+    counts: Rows,
+    samples: Bools,
+    is_greedy: Bools,
+    device: torch.device,
+) -> InputBatch:
+    """The batch of the next `counts` tokens, at least one, of `rows`; raises ProtocolError."""
+    starts = state.num_computed[rows]
+    ends = starts + counts
+    _check(state, rows, ends, samples)
+    max_query_len, max_seq_len = max(counts.tolist()), max(ends.tolist())
+    if max_query_len == 1:
+        query_start = np.arange(len(rows) + 1)
+        row_of_token, positions = rows, starts
+    else:
+        query_start = np.append(0, counts.cumsum())
+        row_of_token = rows.repeat(counts)  # [num_tokens]
+        # Where its sequence starts, plus how far a token is into the rows of its sequence.
+        positions = np.arange(len(row_of_token)) + (starts - query_start[:-1]).repeat(counts)
+    block_size = state.block_size
+    columns = positions // block_size
+    blocks = state.block_tables[row_of_token, columns]
+    max_blocks = -(-max_seq_len // block_size)
+    attention = AttentionBatch(
+        query_start=_tensor(query_start.astype(np.int32), device),
+        seq_lens=_tensor(ends.astype(np.int32), device),
+        block_tables=_tensor(state.block_tables[:, :max_blocks][rows], device),
+        slots=_tensor(positions + (blocks - columns) * block_size, device),
+        positions=_tensor(positions, device),
+        max_query_len=max_query_len,
+        max_seq_len=max_seq_len,
+    )
+    last_tokens = query_start[1:] - 1
+    sampling = samples & ~is_greedy
+    return InputBatch(
+        rows=rows,
+        ends=ends,
+        sampling_rows=rows[sampling],
+        greedy_rows=rows[is_greedy],
+        token_ids=_tensor(state.tokens[row_of_token, positions].astype(np.int64), device),
+        attention=attention,
+        logit_rows=_tensor(last_tokens[sampling], device),
+        greedy_logit_rows=_tensor(last_tokens[is_greedy], device),
+    )
+
+
+def _check(state: RequestState, rows: Rows, ends: Rows, samples: Bools) -> None:
     num_tokens = state.num_tokens[rows]
     wrong = (
         (ends > num_tokens)
@@ -75,7 +125,7 @@ def _check(state: RequestState, rows: Rows, counts: Rows, samples: npt.NDArray[n
         | (ends > state.context_length)
         | (samples & (ends != num_tokens))
     )
-    if wrong.any():
+    if any(wrong.tolist()):
         row = int(rows[wrong][0])
         raise ProtocolError(
             f"the plan computes tokens {state.num_computed[row]} to {ends[wrong][0]} of sequence "
@@ -83,45 +133,6 @@ def _check(state: RequestState, rows: Rows, counts: Rows, samples: npt.NDArray[n
         )
 
 
-def _assemble(
-    state: RequestState,
-    rows: Rows,
-    counts: Rows,
-    samples: npt.NDArray[np.bool_],
-    is_greedy: npt.NDArray[np.bool_],
-    device: torch.device,
-) -> InputBatch:
-    starts = state.num_computed[rows]
-    seq_lens = starts + counts
-    query_start = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(counts, out=query_start[1:])
-    last_tokens = query_start[1:].astype(np.int64) - 1
-    row_of_token = np.repeat(rows, counts)  # [num_tokens]
-    # A token's position: where its sequence starts, plus how far it is into the sequence's rows.
-    positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
-    block_size = state.block_size
-    blocks = state.block_tables[row_of_token, positions // block_size].astype(np.int64)
-    max_blocks = -(-int(seq_lens.max()) // block_size)
-    attention = AttentionBatch(
-        query_start=_tensor(query_start, device),
-        seq_lens=_tensor(seq_lens.astype(np.int32), device),
-        block_tables=_tensor(state.block_tables[rows, :max_blocks], device),
-        slots=_tensor(blocks * block_size + positions % block_size, device),
-        positions=_tensor(positions, device),
-        max_query_len=int(counts.max()),
-        max_seq_len=int(seq_lens.max()),
-    )
-    return InputBatch(
-        rows=rows,
-        num_new_tokens=counts,
-        sampling_rows=rows[samples],
-        greedy_rows=rows[is_greedy],
-        token_ids=_tensor(state.tokens[row_of_token, positions].astype(np.int64), device),
-        attention=attention,
-        logit_rows=_tensor(last_tokens[samples], device),
-        greedy_logit_rows=_tensor(last_tokens[is_greedy], device),
-    )
-
-
 def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)
+    tensor = torch.from_numpy(array)
+    return tensor if device == CPU else tensor.to(device)

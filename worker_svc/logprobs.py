@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shared.logprobs import LogprobRows
+from shared.logprobs import NO_LOGPROBS, LogprobRows
 
 PLACES_PER_LAUNCH = 64
 """Bounds the float64 temporaries: 64 rows of 128k tokens are 64 MiB each."""
@@ -55,6 +55,8 @@ class PlaceLogprobs:
 
 def flat_rows(told: Mapping[int, PlaceLogprobs]) -> LogprobRows:
     """What is told of each handle, in the order of `told`."""
+    if not told:
+        return NO_LOGPROBS
     parts = told.values()
     return LogprobRows(
         handles=list(told),

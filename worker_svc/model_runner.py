@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.decoder import Decoder, StepLogits
@@ -26,7 +27,7 @@ NOT_FINITE = "its logits are not finite"
 NOTHING_LEFT = "its constraint and its token lists leave no token to draw"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Outcome:
     """What a forward pass gave."""
 
@@ -80,7 +81,7 @@ class ModelRunner:
         failed = self._failed_earlier(plan)
         prompts: dict[int, PlaceLogprobs] = {}
         unsound: list[int] = []
-        if plan.chunk_handles and self.state.num_prompt_logprobs[list(plan.chunk_handles)].any():
+        if plan.chunk_handles and self._tells_prompts(plan):
             with torch.inference_mode():
                 plan, prompts, unsound = tell_prompts(
                     self.state, plan, lambda batch: self._forward(batch).logits, self.device
@@ -90,7 +91,7 @@ class ModelRunner:
         for row in outcome.failures:
             prompts.pop(row, None)
         reasons = {**dict.fromkeys(unsound, NOT_FINITE), **outcome.failures}
-        failed.extend(SequenceFailure(row, reason) for row, reason in reasons.items())
+        failed += [SequenceFailure(row, reason) for row, reason in reasons.items()]
         return StepResult(
             step=plan.step,
             handles=list(outcome.token_ids),
@@ -111,9 +112,15 @@ class ModelRunner:
             )
 
     def _failed_earlier(self, plan: StepPlan) -> list[SequenceFailure]:
-        rows = self.state.rows((*plan.decode_handles, *plan.chunk_handles))
-        failed = rows[self.state.is_failed[rows]].tolist()
-        return [SequenceFailure(row, "it failed in an earlier step") for row in failed]
+        failed = self.state.failed
+        if not failed:
+            return []
+        handles = (*plan.decode_handles, *plan.chunk_handles)
+        return [SequenceFailure(h, "it failed in an earlier step") for h in handles if h in failed]
+
+    def _tells_prompts(self, plan: StepPlan) -> bool:
+        rows = self.state.rows(plan.chunk_handles)
+        return bool(self.state.num_prompt_logprobs[rows].any())
 
     def _forward(self, batch: InputBatch) -> StepLogits:
         return self.decoder.forward(
@@ -126,14 +133,16 @@ class ModelRunner:
 
     def _compute(self, batch: InputBatch, plan: StepPlan) -> _Outcome:
         step = self._forward(batch)
-        self.state.advance(batch.rows, batch.num_new_tokens)
+        self.state.advance(batch.rows, batch.ends)
         outcome = _Outcome()
-        self._take(outcome, batch.greedy_rows, step.greedy)
+        if len(batch.greedy_rows):
+            self._take(outcome, batch.greedy_rows, step.greedy, step.greedy.is_sound)
         if len(batch.sampling_rows):
             self._sample(outcome, batch.sampling_rows, step.logits, plan)
-        drawn = outcome.token_ids
-        in_order = {row: drawn[row] for row in batch.rows.tolist() if row in drawn}
-        return replace(outcome, token_ids=in_order)
+        if len(batch.greedy_rows) and len(batch.sampling_rows):
+            drawn = outcome.token_ids
+            outcome.token_ids = {row: drawn[row] for row in batch.rows.tolist() if row in drawn}
+        return outcome
 
     def _sample(self, outcome: _Outcome, rows: Rows, logits: torch.Tensor, plan: StepPlan) -> None:
         """Draw a token of each of `rows` from its `logits`, or its candidates."""
@@ -152,19 +161,24 @@ class ModelRunner:
             beams = np.flatnonzero((state.num_candidates[rows] > 0) & sampled.is_sound)
             if len(beams):
                 outcome.candidates.extend(self._candidates(logits, rows, beams))
-        self._take(outcome, rows, sampled)
+        self._take(outcome, rows, sampled, sampled.is_sound & (state.num_candidates[rows] == 0))
 
-    def _take(self, outcome: _Outcome, rows: Rows, sampled: Drawn) -> None:
-        """Note what `rows` drew, and why some drew nothing. A beam's token is the scheduler's to
-        choose."""
-        state = self.state
-        drawn = sampled.is_sound & (state.num_candidates[rows] == 0)
-        rows_drawn, token_ids = rows[drawn], sampled.token_ids[drawn]
-        state.append_tokens(rows_drawn, token_ids)
-        outcome.token_ids.update(zip(rows_drawn.tolist(), token_ids.tolist(), strict=True))
+    def _take(
+        self, outcome: _Outcome, rows: Rows, sampled: Drawn, is_drawn: npt.NDArray[np.bool_]
+    ) -> None:
+        """Note what `rows` drew, and why some drew nothing. A beam's token is not drawn: it is the
+        scheduler's to choose."""
+        token_ids = sampled.token_ids
+        if not all(is_drawn.tolist()):
+            self._fail(outcome, rows, sampled)
+            rows, token_ids = rows[is_drawn], token_ids[is_drawn]
+        self.state.append_tokens(rows, token_ids)
+        outcome.token_ids.update(zip(rows.tolist(), token_ids.tolist(), strict=True))
+
+    def _fail(self, outcome: _Outcome, rows: Rows, sampled: Drawn) -> None:
         for place in np.flatnonzero(~sampled.is_sound):
             row = int(rows[place])
-            state.is_failed[row] = True
+            self.state.failed.add(row)
             outcome.failures[row] = NOTHING_LEFT if sampled.is_empty[place] else NOT_FINITE
 
     def _logprobs(

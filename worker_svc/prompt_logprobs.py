@@ -46,7 +46,7 @@ def tell_prompts(
         if _tell(state, row, size, places, forward, device):
             told[row] = places
         else:
-            state.is_failed[row] = True
+            state.failed.add(row)
             failed.append(row)
     if not told and not failed:
         return plan, told, failed
@@ -62,7 +62,7 @@ def tell_prompts(
 
 def _head_size(state: RequestState, row: int, num_new_tokens: int) -> int:
     """How many tokens the head of a chunk has; 0 where nothing of it is to be told."""
-    if not state.num_prompt_logprobs[row] or state.is_failed[row]:
+    if not state.num_prompt_logprobs[row] or row in state.failed:
         return 0
     start = int(state.num_computed[row])
     end = min(start + num_new_tokens, int(state.num_prompt_tokens[row]) - 1)
@@ -85,7 +85,7 @@ def _tell(
         batch = build_piece(state, row, count, device)
         logits = forward(batch)
         first = int(state.num_computed[row]) + 1  # the place that the first logits tell of
-        state.advance(batch.rows, batch.num_new_tokens)
+        state.advance(batch.rows, batch.ends)
         if not logits.amax(dim=-1).isfinite().all():
             return False
         skipped = min(max(0, first_wanted - first), count)

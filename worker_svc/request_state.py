@@ -56,9 +56,9 @@ class RequestState:
         self.num_tokens = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         self.num_computed = np.zeros(num_rows, np.int64)
-        self.is_live = np.zeros(num_rows, np.bool_)
-        self.is_failed = np.zeros(num_rows, np.bool_)
-        """Failed in an earlier step; the scheduler may not know yet."""
+        self.is_greedy = np.zeros(num_rows, np.bool_)
+        """The rows that take their likeliest token as the model has it, and tell nothing more of
+        it."""
         self.num_candidates = np.zeros(num_rows, np.int64)
         """Above 0 for beams; see `shared.plan.SequenceStart`."""
         self._temperature = np.zeros(num_rows, np.float32)
@@ -74,21 +74,26 @@ class RequestState:
         """The same of each token of the prompt from `first_prompt_logprob` on."""
         self.first_prompt_logprob = np.zeros(num_rows, np.int64)
         self._has_rules = np.zeros(num_rows, np.bool_)
+        self._live: set[int] = set()
+        self.failed: set[int] = set()
+        """Live sequences that failed in an earlier step; the scheduler may not know yet."""
         self._rules: dict[int, RowRules] = {}
         """Of the rows that have any; live ones, and older ones until they are used again."""
 
     def reset(self, step: int = 0) -> None:
         """Forget every sequence, as after `step`."""
         self.step = step
-        self.is_live[:] = False
+        self._live.clear()
+        self.failed.clear()
 
     def apply(self, plan: StepPlan) -> None:
         """Take in what `plan` says of sequences and blocks; its step begins."""
         if plan.reset:
             self.reset()
         for handle in plan.finished_handles:
-            self.rows([handle])
-            self.is_live[handle] = False
+            self._check_live([handle])
+            self._live.discard(handle)
+            self.failed.discard(handle)
         for start in plan.starts:
             self._start(start)
         for fork in plan.forks:
@@ -101,22 +106,18 @@ class RequestState:
 
     def rows(self, handles: Sequence[int]) -> Rows:
         """The rows of live `handles`."""
-        rows = np.array(handles, dtype=np.int64)
-        if len(rows) and (
-            rows.min() < 0 or rows.max() >= len(self.is_live) or not self.is_live[rows].all()
-        ):
-            unknown = [h for h in handles if h >= len(self.is_live) or not self.is_live[h]]
-            raise ProtocolError(f"the plan names the unknown sequences {unknown}")
-        return rows
+        self._check_live(handles)
+        return np.array(handles, dtype=np.int64)
 
-    def advance(self, rows: Rows, num_new_tokens: Rows) -> None:
-        """The step computed so many tokens of `rows`."""
-        self.num_computed[rows] += num_new_tokens
+    def advance(self, rows: Rows, ends: Rows) -> None:
+        """The step computed the tokens of `rows` up to `ends`."""
+        self.num_computed[rows] = ends
 
     def append_tokens(self, rows: Rows, token_ids: npt.NDArray[np.int64]) -> None:
         """Each of `rows` goes on with a token."""
-        self.tokens[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
+        ends = self.num_tokens[rows]
+        self.tokens[rows, ends] = token_ids
+        self.num_tokens[rows] = ends + 1
 
     def sampling_rows(self, rows: Rows) -> SamplingRows:
         """The parameters of `rows`, whose next token is to be drawn."""
@@ -131,17 +132,6 @@ class RequestState:
             output_position=self.num_tokens[rows] - self.num_prompt_tokens[rows],
         )
 
-    def is_greedy(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """[n] Which of `rows` take their likeliest token as the model has it, and tell nothing
-        more of it."""
-        is_greedy: npt.NDArray[np.bool_] = (
-            (self._temperature[rows] < GREEDY_BELOW_TEMPERATURE)
-            & ~self._has_rules[rows]
-            & (self.num_logprobs[rows] == 0)
-            & (self.num_candidates[rows] == 0)
-        )
-        return is_greedy
-
     def rules(self, rows: Rows) -> tuple[list[int], list[RowRules]]:
         """The places in `rows` of those that have rules for the token that is to be drawn, and
         these rules."""
@@ -154,14 +144,15 @@ class RequestState:
     def _start(self, start: SequenceStart) -> None:
         handle, num_tokens = start.handle, len(start.token_ids)
         self._make_room(handle)
-        if self.is_live[handle]:
+        if handle in self._live:
             raise ProtocolError(f"the plan starts sequence {handle}, which is there already")
         if num_tokens > self.context_length:
             raise ProtocolError(f"sequence {handle} has {num_tokens} tokens, beyond the context")
         tokens = np.array(start.token_ids, dtype=np.int64)
         if tokens.min() < 0 or tokens.max() >= self.vocab_size:
             raise ProtocolError(f"sequence {handle} has tokens beyond the vocabulary")
-        blocks = self._checked_blocks(start.block_table)
+        blocks = start.block_table
+        self._check_blocks(blocks)
         if len(blocks) > self.block_tables.shape[1]:
             raise ProtocolError(f"sequence {handle} has {len(blocks)} blocks, beyond the context")
         self.tokens[handle, :num_tokens] = tokens
@@ -170,10 +161,9 @@ class RequestState:
         self.num_tokens[handle] = num_tokens
         self.num_prompt_tokens[handle] = start.num_prompt_tokens
         self.num_computed[handle] = start.num_computed_tokens
-        self._set_sampling(start)
         self.num_candidates[handle] = start.num_candidates
-        self.is_failed[handle] = False
-        self.is_live[handle] = True
+        self._set_sampling(start)
+        self._live.add(handle)
 
     def _set_sampling(self, start: SequenceStart) -> None:
         handle, sampling = start.handle, start.sampling
@@ -194,20 +184,29 @@ class RequestState:
             self._rules[handle] = RowRules(sampling.rules, start.num_prompt_tokens)
         else:
             self._rules.pop(handle, None)
+        self.is_greedy[handle] = (
+            self._temperature[handle] < GREEDY_BELOW_TEMPERATURE
+            and sampling.rules == NO_RULES
+            and sampling.num_logprobs is None
+            and not start.num_candidates
+        )
 
     def _fork(self, fork: Fork) -> None:
         [source] = self.rows([fork.source])
         self._make_room(fork.handle)
-        if self.is_live[fork.handle]:
+        if fork.handle in self._live:
             raise ProtocolError(f"the plan forks sequence {fork.handle}, which is there already")
-        [block] = self._checked_blocks([fork.block])
+        self._check_blocks([fork.block])
         num_full = self.num_computed[source] // self.block_size
         if num_full >= self.block_tables.shape[1]:
             raise ProtocolError(f"the plan forks sequence {source} beyond the context")
         for array in self._arrays().values():
             array[fork.handle] = array[source]
-        self.block_tables[fork.handle, num_full] = block
+        self.block_tables[fork.handle, num_full] = fork.block
         self.num_blocks[fork.handle] = num_full + 1
+        self._live.add(fork.handle)
+        if fork.source in self.failed:
+            self.failed.add(fork.handle)
 
     def _choose(self, handles: Sequence[int], token_ids: Sequence[int]) -> None:
         rows = self.rows(handles)
@@ -218,28 +217,30 @@ class RequestState:
 
     def _append_blocks(self, handles: Sequence[int], block_ids: Sequence[int]) -> None:
         """A handle may come several times; its blocks keep their order."""
-        rows = self.rows(handles)
-        blocks = self._checked_blocks(block_ids)
-        order = np.argsort(rows, kind="stable")
-        rows, blocks = rows[order], blocks[order]
-        nth_of_row = np.arange(len(rows)) - np.searchsorted(rows, rows)
-        columns = self.num_blocks[rows] + nth_of_row
-        if columns.max() >= self.block_tables.shape[1]:
-            raise ProtocolError("the plan appends blocks beyond the context")
-        self.block_tables[rows, columns] = blocks
-        np.add.at(self.num_blocks, rows, 1)
+        self._check_live(handles)
+        self._check_blocks(block_ids)
+        num_columns = self.block_tables.shape[1]
+        for handle, block in zip(handles, block_ids, strict=True):
+            column = self.num_blocks[handle]
+            if column == num_columns:
+                raise ProtocolError("the plan appends blocks beyond the context")
+            self.block_tables[handle, column] = block
+            self.num_blocks[handle] = column + 1
 
-    def _checked_blocks(self, block_ids: Sequence[int]) -> Rows:
-        blocks = np.array(block_ids, dtype=np.int64)
-        if len(blocks) and (blocks.min() < 0 or blocks.max() >= self._num_pool_blocks):
+    def _check_live(self, handles: Sequence[int]) -> None:
+        if not self._live.issuperset(handles):
+            unknown = [handle for handle in handles if handle not in self._live]
+            raise ProtocolError(f"the plan names the unknown sequences {unknown}")
+
+    def _check_blocks(self, block_ids: Sequence[int]) -> None:
+        if len(block_ids) and not 0 <= min(block_ids) <= max(block_ids) < self._num_pool_blocks:
             raise ProtocolError(
-                f"the plan names block {blocks.max()} of a pool of {self._num_pool_blocks}"
+                f"the plan names block {max(block_ids)} of a pool of {self._num_pool_blocks}"
             )
-        return blocks
 
     def _make_room(self, handle: int) -> None:
         """Double the arrays until `handle` is a row."""
-        num_rows = len(self.is_live)
+        num_rows = len(self.num_tokens)
         if handle < num_rows:
             return
         if handle >= MAX_HANDLES:

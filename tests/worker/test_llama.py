@@ -86,7 +86,7 @@ def logits_by_step(path: Path, prompts: list[list[int]], chunks: list[int]) -> l
         logits = decoder.forward(batch.token_ids, batch.attention, cache, every_row).logits
         for handle, rows in zip(planned, logits.split(tuple(planned.values())), strict=True):
             collected[handle].append(rows)
-        state.advance(batch.rows, batch.num_new_tokens)
+        state.advance(batch.rows, batch.ends)
     return [torch.cat(rows) for rows in collected]
 
 
