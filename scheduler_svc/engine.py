@@ -1,11 +1,12 @@
-"""The engine: the one task that owns the scheduler core and turns the world into events for it.
+"""The engine: owns the scheduler core and turns the world into events for it, turn by turn.
 
     fronts --- Submit, Abort, StopSequence --> inbox --> core --> StepPlan --> workers
     workers -- Frame ------------------------>                --> events ----> sinks
 
 A front speaks to the engine by messages and hears from it through its request's sink, so that
 fronts can live in processes of their own. All messages that wait are taken before the next plans
-are made; each replica has up to two plans in flight.
+are made; each replica has up to two plans in flight. Turns are calls from the event loop, and none
+of them waits: the worker that has answered computes nothing until its next plan is there.
 
 An error of one sink ends that request. An error of the core is a defect and ends the engine:
 invariants that broke once would go on to break streams in silence.
@@ -62,7 +63,12 @@ class Engine:
         """Set when `is_serving` may have changed; whoever watches clears it."""
         self._clock = clock
         self._inbox: deque[Message] = deque()
-        self._wake = asyncio.Event()
+        self._end: asyncio.Future[None] | None = None
+        """Done by a defect; None while no turns are taken."""
+        self._is_due = False
+        """Whether something asks for a turn."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
         self._is_checked = True
         self._live = LiveRequests(scheduler, self.counters)
         self._is_paused = False
@@ -74,7 +80,7 @@ class Engine:
     def post(self, message: Message) -> None:
         """Leaves a message for the next turn."""
         self._inbox.append(message)
-        self._wake.set()
+        self._wake()
 
     # -- for the operator -----------------------------------------------------------------------
 
@@ -90,16 +96,16 @@ class Engine:
     def pause_admission(self) -> None:
         """Refuses new requests until `resume_admission`; live ones go on."""
         self._is_paused = True
-        self._wake.set()
+        self._wake()
 
     def resume_admission(self) -> None:
         self._is_paused = False
-        self._wake.set()
+        self._wake()
 
     def close_admission(self) -> None:
         """Refuses new requests for good; live ones go on."""
         self._is_closing = True
-        self._wake.set()
+        self._wake()
 
     def cancel(self, request_id: RequestId) -> None:
         """Ends a request on an operator's word; NotFound when it does not live."""
@@ -107,12 +113,12 @@ class Engine:
             raise NotFound(f"there is no request named {request_id!r}")
         self.counters["requests_cancelled"] += 1
         self._live.cancel(request_id, self._clock())
-        self._wake.set()
+        self._wake()
 
     def drain_worker(self, worker_id: str) -> None:
         """Lets a worker leave when its work is done or moved; NotFound when there is none."""
         self._drain(self.registry.named(worker_id))
-        self._wake.set()
+        self._wake()
 
     def flush_prefix_cache(self) -> int:
         """Forgets cached prefixes that nothing holds; gives the number of blocks."""
@@ -122,60 +128,85 @@ class Engine:
 
     async def run(self) -> None:
         """Takes turns until cancelled. Any other end is a defect: it is reported and raised."""
+        self._end = asyncio.get_running_loop().create_future()
         try:
-            while True:
-                await self._sleep()
-                self._turn()
-                await self._send()
-        except Exception:
-            self._report_defect()
-            raise
+            self._link.start(self._take_frame, self._take_turn)
+            self._is_due = False
+            self._wake()
+            await self._end
         finally:
+            self._end = None
+            if self._timer is not None:
+                self._timer.cancel()
             self._live.disown_all(Unavailable("the server stopped", RETRY_AFTER_S))
-
-    async def receive_frames(self) -> None:
-        """Takes what workers send into the inbox until cancelled."""
-        while True:
-            identity, frame = await self._link.recv()
-            self.post(Frame(identity, frame))
 
     def fail_all(self, error: QuireError) -> None:
         """Ends every live request with `error`."""
         self._live.end_all(error)
-        self._wake.set()
+        self._wake()
 
     def send_workers_off(self) -> None:
         """Asks every worker to leave at once, when no request is live any more."""
         for member in self.registry.members():
             self._drain(member)
             self.registry.send_drain(member)
-        self._wake.set()
+        self._wake()
 
-    async def _sleep(self) -> None:
-        """Waits for a message or for the next deadline of registry or core."""
-        if not self._wake.is_set():
-            due_s = self.registry.next_sweep_s()
-            tick_s = self.scheduler.next_tick()
-            if tick_s is not None:
-                due_s = min(due_s, tick_s)
+    def _wake(self) -> None:
+        """A turn comes before the loop waits again."""
+        if not self._is_due and self._end is not None:
+            self._is_due = True
+            self._end.get_loop().call_soon(self._take_due_turn)
+
+    def _take_due_turn(self) -> None:
+        if self._is_due:  # none was taken meanwhile
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        if self._end is None or self._end.done():
+            return
+        self._is_due = False
+        try:
+            self._turn()
+            self._send()
+            self._set_timer()
+        except Exception as error:
+            self._report_defect()
+            self._end.set_exception(error)
+
+    def _set_timer(self) -> None:
+        """Another turn comes at the next deadline of registry or core. A timer that is set too
+        early stays: it is cheaper to find nothing due than to set one in each turn."""
+        due_s = self.registry.next_sweep_s()
+        tick_s = self.scheduler.next_tick()
+        if tick_s is not None:
+            due_s = min(due_s, tick_s)
+        if self._timer is None or due_s < self._timer_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            assert self._end is not None
             delay_s = max(0.0, due_s - self._clock())
-            timer = asyncio.get_running_loop().call_later(delay_s, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
-        self._wake.clear()
+            self._timer_s = due_s
+            self._timer = self._end.get_loop().call_later(delay_s, self._take_timed_turn)
 
-    async def _send(self) -> None:
+    def _take_timed_turn(self) -> None:
+        self._timer = None
+        self._take_turn()
+
+    def _take_frame(self, identity: bytes, frame: bytes) -> None:
+        """A turn follows."""
+        self._inbox.append(Frame(identity, frame))
+
+    def _send(self) -> None:
         outbox = self.registry.outbox
         while outbox:
             identity, frame = outbox.popleft()
             try:
-                await self._link.send(identity, frame)
+                self._link.send(identity, frame)
             except (PeerGone, ProtocolError) as error:
                 log.warning("a frame could not be sent: %s", error)
                 self.registry.peer_gone(identity)
-                self._wake.set()
+                self._wake()
 
     def _turn(self) -> None:
         self._take_messages()

@@ -165,7 +165,6 @@ class SchedulerServer:
         await self._set_health(["", *services])
         self._tasks = [
             asyncio.create_task(self.engine.run(), name="engine"),
-            asyncio.create_task(self.engine.receive_frames(), name="worker frames"),
             asyncio.create_task(self._follow_serving(["", *services]), name="health"),
         ]
         self._servers = [api, admin]

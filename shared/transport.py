@@ -20,7 +20,6 @@ Both key pairs are derived from it, so that one file is all there is to hand out
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -29,12 +28,13 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 import zmq
-import zmq.asyncio
 from zmq.utils import z85
 
+from shared.descriptor_reader import DescriptorReader
 from shared.endpoint import Endpoint
 from shared.errors import ConfigError, ProtocolError, QuireError
 from shared.secret_file import check_secret
@@ -42,6 +42,8 @@ from shared.secret_file import check_secret
 MAX_FRAME_BYTES = 64 << 20
 MAX_QUEUED_FRAMES = 1000
 """Frames that wait for one peer, in either direction."""
+READABLE, NOW, MORE_NOW = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+"""As numbers: operations on their enumerations take longer than a call of ZeroMQ."""
 LINGER_MS = 500
 """How long a closing link tries to hand over what was sent."""
 PING_INTERVAL_MS, PING_TIMEOUT_MS = 2000, 10000
@@ -56,7 +58,7 @@ class PeerGone(QuireError):
 
 
 class RouterLink:
-    """The scheduler's end. Build, use and close it on one event loop."""
+    """The scheduler's end. Build, use and close it on one event loop, which never waits for it."""
 
     def __init__(
         self,
@@ -75,8 +77,9 @@ class RouterLink:
         self.max_frame_bytes = max_frame_bytes
         self.num_dropped = 0
         """Frames from workers that were malformed or too long."""
-        self._zap_task: asyncio.Task[None] | None = None
-        self._context = zmq.asyncio.Context(io_threads=1)
+        self._reader: DescriptorReader | None = None
+        self._zap_reader: DescriptorReader | None = None
+        self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         _set_common_options(self._socket, parsed, max_frame_bytes)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -95,32 +98,45 @@ class RouterLink:
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where it is bound, with the actual port."""
 
-    async def recv(self) -> tuple[bytes, bytes]:
-        """The next frame: (identity of the worker, frame). Cancelled by close()."""
-        while True:
-            parts = await self._socket.recv_multipart()
-            if len(parts) == 2 and len(parts[1]) <= self.max_frame_bytes:
-                return parts[0], parts[1]
-            self.num_dropped += 1
-            await asyncio.sleep(0)  # a flood of garbage must not hold the loop
+    def start(self, take: Callable[[bytes, bytes], None], done: Callable[[], None]) -> None:
+        """From now on calls `take(identity of the worker, frame)` for each frame that comes, and
+        `done()` after some that came together, until close()."""
 
-    async def send(self, identity: bytes, frame: bytes) -> None:
+        def take_one() -> bool:
+            if not _has_news(self._socket):
+                return False
+            parts = self._socket.recv_multipart(NOW)
+            if len(parts) == 2 and len(parts[1]) <= self.max_frame_bytes:
+                take(parts[0], parts[1])
+            else:
+                self.num_dropped += 1
+            return True
+
+        self._reader = DescriptorReader(_descriptor(self._socket), take_one, done)
+
+    def send(self, identity: bytes, frame: bytes) -> None:
         """Queue `frame` for a worker; never waits for it.
 
         Raises PeerGone when the frame can't be queued, ProtocolError when it is too long.
         """
         _check_length(frame, self.max_frame_bytes)
         try:
-            await self._socket.send_multipart([identity, frame], flags=zmq.DONTWAIT)
+            self._socket.send(identity, MORE_NOW)
+            self._socket.send(frame, NOW)
         except zmq.Again as error:
             raise PeerGone(f"worker {identity.hex()} does not read") from error
         except zmq.ZMQError as error:
             raise PeerGone(f"worker {identity.hex()} is gone: {error.strerror}") from error
+        finally:
+            if self._reader is not None and _has_news(self._socket):
+                self._reader.look_soon()
 
     def close(self) -> None:
         """Hand over what was sent, for at most LINGER_MS, and release the address."""
-        if self._zap_task is not None:
-            self._zap_task.cancel()
+        for reader in (self._reader, self._zap_reader):
+            if reader is not None:
+                reader.close()
+        self._reader = self._zap_reader = None
         self._context.destroy(linger=LINGER_MS)
 
     def _authenticate(self, secret: bytes) -> None:
@@ -133,30 +149,27 @@ class RouterLink:
         authenticator.setsockopt(zmq.LINGER, 0)
         authenticator.bind(ZAP_ENDPOINT)
         dealer_key = z85.decode(zmq.curve_public(_derived_key(secret, b"dealer")))
-        self._zap_task = asyncio.get_running_loop().create_task(
-            _answer_zap(authenticator, dealer_key)
-        )
+
+        def answer_one() -> bool:
+            if not _has_news(authenticator):
+                return False
+            question = authenticator.recv_multipart(NOW)
+            authenticator.send_multipart(_zap_answer(question, dealer_key), NOW)
+            return True
+
+        self._zap_reader = DescriptorReader(_descriptor(authenticator), answer_one)
 
 
-async def _answer_zap(authenticator: zmq.asyncio.Socket, dealer_key: bytes) -> None:
-    """Answer ZeroMQ's questions (RFC 27) whether a key may enter: only `dealer_key` may."""
-    while True:
-        (
-            version,
-            request_id,
-            domain,
-            _address,
-            _identity,
-            mechanism,
-            *credentials,
-        ) = await authenticator.recv_multipart()
-        allowed = (
-            (version, domain, mechanism) == (b"1.0", ZAP_DOMAIN, b"CURVE")
-            and len(credentials) == 1
-            and hmac.compare_digest(credentials[0], dealer_key)
-        )
-        status, text = (b"200", b"OK") if allowed else (b"400", b"unknown key")
-        await authenticator.send_multipart([b"1.0", request_id, status, text, b"", b""])
+def _zap_answer(question: list[bytes], dealer_key: bytes) -> list[bytes]:
+    """What to answer ZeroMQ's question (RFC 27) whether a key may enter: only `dealer_key` may."""
+    version, request_id, domain, _address, _identity, mechanism, *credentials = question
+    allowed = (
+        (version, domain, mechanism) == (b"1.0", ZAP_DOMAIN, b"CURVE")
+        and len(credentials) == 1
+        and hmac.compare_digest(credentials[0], dealer_key)
+    )
+    status, text = (b"200", b"OK") if allowed else (b"400", b"unknown key")
+    return [b"1.0", request_id, status, text, b"", b""]
 
 
 class DealerLink:
@@ -301,7 +314,7 @@ class DealerLink:
 
 
 def _set_common_options(
-    socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: Endpoint, max_frame_bytes: int
+    socket: zmq.Socket[bytes], endpoint: Endpoint, max_frame_bytes: int
 ) -> None:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
@@ -311,6 +324,16 @@ def _set_common_options(
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PING_TIMEOUT_MS)
     if endpoint.host is not None and ":" in endpoint.host:
         socket.setsockopt(zmq.IPV6, 1)
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    """It can be read when the socket may have news."""
+    return int(socket.getsockopt(zmq.FD))
+
+
+def _has_news(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message has come."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & READABLE)
 
 
 def _check_length(frame: bytes, max_frame_bytes: int) -> None:

@@ -24,8 +24,20 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
         runner.run(asyncio.wait_for(scenario(), TEST_LIMIT_S))
 
 
-def router(endpoint: str = TCP, **options: object) -> closing[RouterLink]:
-    return closing(RouterLink(endpoint, **options))  # type: ignore[arg-type]
+class Router(RouterLink):
+    """A scheduler's end whose frames wait for `recv`."""
+
+    def __init__(self, endpoint: str, **options: object) -> None:
+        super().__init__(endpoint, **options)  # type: ignore[arg-type]
+        self._frames: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        self.start(lambda identity, frame: self._frames.put_nowait((identity, frame)), lambda: None)
+
+    async def recv(self) -> tuple[bytes, bytes]:
+        return await self._frames.get()
+
+
+def router(endpoint: str = TCP, **options: object) -> closing[Router]:
+    return closing(Router(endpoint, **options))
 
 
 def dealer(endpoint: str, **options: object) -> closing[DealerLink]:
@@ -48,7 +60,7 @@ async def received(link: DealerLink) -> bytes | None:
     return await asyncio.to_thread(link.receive, TEST_LIMIT_S)
 
 
-async def nothing_comes(link: RouterLink) -> bool:
+async def nothing_comes(link: Router) -> bool:
     try:
         await asyncio.wait_for(link.recv(), SILENCE_S)
     except TimeoutError:

@@ -39,7 +39,7 @@ def test_frames_go_both_ways_in_order(tmp_path: Path, scheme: str, secret: bytes
             assert [frame for _, frame in got] == frames
             (identity,) = {identity for identity, _ in got}
             for frame in frames:
-                await server.send(identity, frame)
+                server.send(identity, frame)
             assert [await received(worker) for _ in frames] == frames
             assert (server.num_dropped, worker.num_dropped) == (0, 0)
 
@@ -53,7 +53,7 @@ def test_each_instance_has_an_identity_of_its_own() -> None:
             two.send(b"2")
             first, second = await server.recv(), await server.recv()
             assert first[0] != second[0]
-            await server.send(dict([first[::-1], second[::-1]])[b"2"], b"to two")
+            server.send(dict([first[::-1], second[::-1]])[b"2"], b"to two")
             assert await received(two) == b"to two"
             assert one.receive(0) is None
 
@@ -81,6 +81,22 @@ def test_any_thread_may_send() -> None:
     run(scenario)
 
 
+def test_what_comes_while_the_scheduler_sends_is_taken() -> None:
+    """A send may be what hears of frames that came: the descriptor tells of them only once."""
+
+    async def scenario() -> None:
+        with router() as server, dealer(server.endpoint) as worker:
+            worker.send(b"hello")
+            identity, _ = await server.recv()
+            for number in range(300):
+                worker.send(b"%d" % number)
+                for _ in range(number % 3):
+                    server.send(identity, b"x")
+                assert await server.recv() == (identity, b"%d" % number)
+
+    run(scenario)
+
+
 def test_receive_waits_no_longer_than_told() -> None:
     with dealer("tcp://127.0.0.1:9") as worker:
         assert worker.receive(0) is None
@@ -96,7 +112,7 @@ def test_a_frame_over_the_limit_is_refused_where_it_is_sent() -> None:
             with pytest.raises(ProtocolError, match="11 bytes"):
                 worker.send(b"x" * 11)
             with pytest.raises(ProtocolError, match="11 bytes"):
-                await server.send(b"anyone", b"x" * 11)
+                server.send(b"anyone", b"x" * 11)
 
     run(scenario)
 
@@ -105,13 +121,13 @@ def test_to_nobody_and_to_a_peer_that_left_is_an_error() -> None:
     async def scenario() -> None:
         with router() as server:
             with pytest.raises(PeerGone):
-                await server.send(b"nobody", b"x")
+                server.send(b"nobody", b"x")
             with dealer(server.endpoint) as worker:
                 worker.send(b"hello")
                 identity, _ = await server.recv()
             with pytest.raises(PeerGone):
                 while True:
-                    await server.send(identity, b"x")
+                    server.send(identity, b"x")
                     await asyncio.sleep(0.01)
 
     run(scenario)
@@ -126,11 +142,11 @@ def test_a_peer_that_does_not_read_blocks_nobody() -> None:
             identity, _ = await server.recv()
             with pytest.raises(PeerGone, match="does not read"):
                 for _ in range(20 * MAX_QUEUED_FRAMES):
-                    await server.send(identity, bytes(50_000))
+                    server.send(identity, bytes(50_000))
             with dealer(server.endpoint) as worker:
                 worker.send(b"and I?")
                 identity, _ = await server.recv()
-                await server.send(identity, b"you as well")
+                server.send(identity, b"you as well")
                 assert await received(worker) == b"you as well"
 
     run(scenario)
@@ -171,7 +187,7 @@ def test_a_worker_comes_back_to_a_scheduler_that_restarted() -> None:
                         except TimeoutError:
                             continue
                     assert identity == before
-                    await server.send(identity, b"welcome " + text)
+                    server.send(identity, b"welcome " + text)
                     while (answer := await received(worker)) != b"welcome " + text:
                         assert answer is not None
         finally:
