@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from protos.quire.worker.v1 import worker_pb2
 from scheduler_svc.core.messages import ReplicaCapacity
@@ -55,15 +56,20 @@ def capacity_of(ready: worker_pb2.Ready) -> ReplicaCapacity:
 def result_of(message: worker_pb2.StepResult, vocab_size: int) -> StepResult:
     """The result of a step; ProtocolError when it is inconsistent or beyond the vocabulary."""
     result = decode_result(message)
-    told = (result.logprobs.top_token_ids, result.prompt_logprobs.top_token_ids)
-    for token_ids in (result.token_ids, *(found.token_ids for found in result.candidates), *told):
-        require(
-            max(token_ids, default=0) < vocab_size,
-            "it gave a token id beyond the vocabulary",
-        )
-    for ranks in (result.logprobs.ranks, result.prompt_logprobs.ranks):
-        require(max(ranks, default=0) <= vocab_size, "it gave a rank beyond the vocabulary")
+    _require_known(result.token_ids, vocab_size)
+    for found in result.candidates:
+        _require_known(found.token_ids, vocab_size)
+    for told in (result.logprobs, result.prompt_logprobs):
+        if told.handles:
+            _require_known(told.top_token_ids, vocab_size)
+            require(
+                max(told.ranks, default=0) <= vocab_size, "it gave a rank beyond the vocabulary"
+            )
     return result
+
+
+def _require_known(token_ids: Sequence[int], vocab_size: int) -> None:
+    require(max(token_ids, default=0) < vocab_size, "it gave a token id beyond the vocabulary")
 
 
 def require(holds: bool, description: str) -> None:

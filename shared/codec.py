@@ -67,31 +67,33 @@ def parse_scheduler_message(frame: bytes) -> worker_pb2.SchedulerMessage:
 
 
 def encode_plan(plan: StepPlan) -> worker_pb2.StepPlan:
-    """The message of a plan."""
-    return worker_pb2.StepPlan(
-        step=plan.step,
-        base_step=plan.base_step,
-        reset=plan.reset,
-        finished_handles=plan.finished_handles,
-        starts=[_encode_start(start) for start in plan.starts],
-        forks=[
-            worker_pb2.Fork(handle=fork.handle, source_handle=fork.source, block=fork.block)
-            for fork in plan.forks
-        ],
-        chosen_handles=plan.chosen_handles,
-        chosen_token_ids=plan.chosen_token_ids,
-        append_handles=plan.append_handles,
-        append_blocks=plan.append_blocks,
-        cache_ops=[_encode_cache_op(op) for op in plan.cache_ops],
-        decode_handles=plan.decode_handles,
-        chunk_handles=plan.chunk_handles,
-        chunk_num_tokens=plan.chunk_num_tokens,
-        chunk_samples=plan.chunk_samples,
-        token_masks=[
-            worker_pb2.TokenMask(handle=handle, token_ids=mask.token_ids, bits=mask.bits)
-            for handle, mask in zip(plan.masked_handles, plan.masks, strict=True)
-        ],
+    """The message of a plan. What a steady decode step lacks costs it next to nothing."""
+    message = worker_pb2.StepPlan(
+        step=plan.step, base_step=plan.base_step, decode_handles=plan.decode_handles
     )
+    if plan.reset:
+        message.reset = True
+    if plan.append_handles:
+        message.append_handles.extend(plan.append_handles)
+        message.append_blocks.extend(plan.append_blocks)
+    if plan.finished_handles:
+        message.finished_handles.extend(plan.finished_handles)
+    if plan.chunk_handles:
+        message.chunk_handles.extend(plan.chunk_handles)
+        message.chunk_num_tokens.extend(plan.chunk_num_tokens)
+        message.chunk_samples.extend(plan.chunk_samples)
+    if plan.starts:
+        message.starts.extend(map(_encode_start, plan.starts))
+    if plan.cache_ops:
+        message.cache_ops.extend(map(_encode_cache_op, plan.cache_ops))
+    if plan.forks or plan.chosen_handles:
+        message.chosen_handles.extend(plan.chosen_handles)
+        message.chosen_token_ids.extend(plan.chosen_token_ids)
+        for fork in plan.forks:
+            message.forks.add(handle=fork.handle, source_handle=fork.source, block=fork.block)
+    for handle, mask in zip(plan.masked_handles, plan.masks, strict=True):
+        message.token_masks.add(handle=handle, token_ids=mask.token_ids, bits=mask.bits)
+    return message
 
 
 def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
@@ -160,20 +162,23 @@ def encode_result(result: StepResult) -> worker_pb2.StepResult:
 def decode_result(message: worker_pb2.StepResult) -> StepResult:
     """The result of a message; ProtocolError when it is inconsistent."""
     require(message.step > 0, "a result names no step")
-    require_same_length("sampled tokens", message.handles, message.token_ids)
+    handles, token_ids = tuple(message.handles[:]), tuple(message.token_ids[:])
+    require_same_length("sampled tokens", handles, token_ids)
     require(0 <= message.execute_s < float("inf"), "a step took no finite time")
     return StepResult(
         step=message.step,
-        handles=tuple(message.handles),
-        token_ids=tuple(message.token_ids),
-        failures=tuple(
-            SequenceFailure(failure.handle, failure.message) for failure in message.failures
-        ),
+        handles=handles,
+        token_ids=token_ids,
+        failures=tuple(map(_decode_failure, found)) if (found := message.failures) else (),
         execute_s=message.execute_s,
-        candidates=tuple(map(_decode_candidates, message.candidates)),
+        candidates=tuple(map(_decode_candidates, given)) if (given := message.candidates) else (),
         logprobs=decode_logprobs(message.logprobs),
         prompt_logprobs=decode_logprobs(message.prompt_logprobs),
     )
+
+
+def _decode_failure(message: worker_pb2.SequenceFailure) -> SequenceFailure:
+    return SequenceFailure(message.handle, message.message)
 
 
 def _decode_candidates(message: worker_pb2.Candidates) -> Candidates:

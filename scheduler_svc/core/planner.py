@@ -181,7 +181,7 @@ class StepPlanner:
 
     def _start_waiting(self) -> None:
         replica = self._replica
-        if not self._has_opening or not len(self._waiting):
+        if not len(self._waiting) or not self._has_opening:
             return
         placement = Placement(replica, self._replicas)
         for seq in self._waiting.head(ADMISSION_WINDOW):
