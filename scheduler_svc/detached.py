@@ -11,13 +11,13 @@ the older one's client may be gone without a word. While no call does, a time to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.admission import AdmittedRequest
 from scheduler_svc.core.messages import NewRequest, RequestEvent
-from scheduler_svc.streams import RequestStream
+from scheduler_svc.streams import RequestStream, Write
 from shared.errors import (
     Aborted,
     AlreadyExists,
@@ -31,9 +31,6 @@ from shared.ids import RequestId
 MIN_KEPT_TOKENS = 64
 """What a kept request counts for at least: its objects take as much as so many tokens' events."""
 RETRY_AFTER_S = 5.0
-
-Write = Callable[[inference_pb2.GenerateResponse], Awaitable[Any]]
-"""Writes to a client."""
 
 
 def _num_kept(request: NewRequest, num_tokens: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler_svc.core.messages import NewRequest, RequestEvent
 from shared.errors import QuireError
@@ -51,8 +51,7 @@ class StopSequence:
     sink: RequestSink
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """What a worker sent."""
 
     identity: bytes

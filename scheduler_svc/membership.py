@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from scheduler_svc.core.messages import ReplicaCapacity
 from shared.ids import ReplicaId, WorkerId
@@ -49,8 +50,7 @@ class StepTimes:
     num_steps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SentPlan:
+class SentPlan(NamedTuple):
     """What is kept of a plan until its answer comes."""
 
     step: int
@@ -105,8 +105,7 @@ class WorkerLost:
     replica: ReplicaId
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(NamedTuple):
     """A replica answered a plan."""
 
     replica: ReplicaId

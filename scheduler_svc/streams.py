@@ -1,6 +1,6 @@
 """One request's stream: from the engine's events to the messages that its client reads.
 
-    engine -- append(), deliver() --> buffer --> text --> next_message() --> gRPC
+    engine -- append(), deliver() --> buffer --> text --> write_all() --> gRPC
 
 The buffer merges: tokens that the client has not taken yet become one delta, and are decoded
 together. A slow reader costs its own token ids once, never one message per step, and holds nobody
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.admission import AdmittedRequest
@@ -42,6 +43,10 @@ MAX_DELTA_TOKENS = 4096
 """Tokens merged into one Delta; keeps a message far below gRPC's 4 MiB."""
 
 
+Write = Callable[[inference_pb2.GenerateResponse], Awaitable[Any]]
+"""Writes to a client."""
+
+
 @dataclass(slots=True)
 class _Delta:
     """New tokens of a sequence that the client has not taken yet."""
@@ -54,7 +59,8 @@ class _Delta:
 
     def message(self) -> inference_pb2.GenerateResponse:
         # Filled in place, which takes half as long as copying a Delta into the response.
-        response = inference_pb2.GenerateResponse(sequence_index=self.sequence_index)
+        response = inference_pb2.GenerateResponse()
+        response.sequence_index = self.sequence_index
         delta = response.delta
         delta.offset = self.offset
         delta.token_ids.extend(self.token_ids)
@@ -110,7 +116,6 @@ class RequestStream:
         self._buffer: deque[_Delta | inference_pb2.GenerateResponse] = deque()
         self._error: QuireError | None = None
         self._reader: asyncio.Future[None] | None = None
-        """Who waits in next_message, which one task at a time calls."""
         self._num_due = 0
         """How many items at the head of the buffer are to be written now."""
         self._is_held = False
@@ -136,18 +141,39 @@ class RequestStream:
         num_tokens = sum(lengths) if request.beam is None else request.num_beams * max(lengths)
         return len(request.prompt_token_ids) + num_tokens
 
+    async def write_all(self, write: Write) -> None:
+        """Writes every message. Raises the error that ended the request, and those of `write`."""
+        # Each frame of a task is woken twice for each message: so there are few of them.
+        while True:
+            message = self._take_due()
+            if message is not None:
+                await write(message)
+            elif self.is_ended:
+                return
+            else:
+                await self._due()
+
     async def next_message(self) -> inference_pb2.GenerateResponse | None:
         """The next message for the client, None after the last one.
 
         Raises the error that ended the request, once everything before it is taken.
         """
-        while self._num_due == 0:
+        while (message := self._take_due()) is None and not self.is_ended:
+            await self._due()
+        return message
+
+    def _due(self) -> asyncio.Future[None]:
+        """Done when something may be due. One task at a time waits for it."""
+        self._reader = asyncio.get_running_loop().create_future()
+        return self._reader
+
+    def _take_due(self) -> inference_pb2.GenerateResponse | None:
+        """The next message that is due, None when there is none or after the last one; raises the
+        error of the end."""
+        if self._num_due == 0:
             if self._error is not None:
                 raise self._error
-            if self.is_ended:
-                return None
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
+            return None
         item = self._buffer.popleft()
         self._num_due -= 1
         if isinstance(item, _Delta):

@@ -197,8 +197,7 @@ class GenerationServicer(inference_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Writes a stream that ends with its call."""
         try:
-            while (message := await stream.next_message()) is not None:
-                await context.write(message)
+            await asyncio.create_task(stream.write_all(context.write))
         finally:
             if not stream.is_ended:
                 self._engine.post(Abort(request_id, stream))

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler_svc.text.stop_strings import StopStringMatcher
 
 MAX_PARTIAL_BYTES = 3  # of a character of four
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What some tokens added to the text."""
 
     text: str
