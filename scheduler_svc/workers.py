@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable
 
 from protos.quire.worker.v1 import worker_pb2
 from scheduler_svc.config import WorkerPlaneConfig
@@ -312,8 +311,10 @@ class WorkerRegistry:
     def next_sweep_s(self) -> float:
         """When `sweep` is due again."""
         silence = MISSED_HEARTBEATS * self._config.heartbeat_interval_s
-        deaths: Iterable[float] = (m.last_heard_s + silence for m in self._by_replica.values())
-        return min([self._next_heartbeat_s, *deaths])
+        due_s = self._next_heartbeat_s
+        for member in self._by_replica.values():
+            due_s = min(due_s, member.last_heard_s + silence)
+        return due_s
 
     def drop(
         self, member: Member, cause: str, *, level: int = logging.WARNING

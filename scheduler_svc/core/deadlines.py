@@ -71,6 +71,10 @@ class Deadlines:
             heapq.heappop(self._heap)
         return None
 
+    def is_due(self, now: float) -> bool:
+        """Whether pop_due has something to look at."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
     def _sweep(self) -> None:
         self._heap = [entry for entry in self._heap if _waits(entry[2])]
         heapq.heapify(self._heap)

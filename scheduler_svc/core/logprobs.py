@@ -35,8 +35,6 @@ def _check(step: int, rows: LogprobRows, expected: SequenceOf[tuple[int, int, in
 
 def score_prompts(replica: Replica, record: StepRecord, result: StepResult) -> list[PromptScored]:
     """What the step tells of prompts whose sequences still run where the plan meant them."""
-    if not record.prompt_places:
-        return []
     found, events = result.prompt_logprobs.by_handle(), []
     for row, places in record.prompt_places.items():
         if row in found and replica.table.generation[row] == places.generation:

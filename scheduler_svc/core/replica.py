@@ -52,6 +52,8 @@ class StepRecord:
     sample_index: RowIndex  # the same, to look into the table's arrays
     sample_handles: list[int]  # the same, as the result names them
     sample_generations: Ints
+    num_left: int
+    """Sequences that had left the table when the plan was made."""
     chunk_rows: list[int]
     chunk_generations: list[int]
     chunk_ends: list[int]

@@ -65,7 +65,8 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
         if len(set(failed)) != len(failed) or not known.issuperset(failed):
             raise ProtocolError("a failure names a sequence that its step didn't compute")
         planned = [row for row in planned if row not in failed]
-    _check_candidates(replica, record, result)
+    if record.candidate_rows or result.candidates:
+        _check_candidates(replica, record, result)
     if list(result.handles) != planned:
         raise ProtocolError(f"the handles of the result of step {result.step} don't fit its plan")
     check_logprobs(record, result)
@@ -73,8 +74,6 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
 
 
 def _check_candidates(replica: Replica, record: StepRecord, result: StepResult) -> None:
-    if not record.candidate_rows and not result.candidates:
-        return
     failed = {failure.handle for failure in result.failures}
     given = zip(record.candidate_rows, record.candidate_generations, strict=True)
     planned = [(row, generation) for row, generation in given if row not in failed]
@@ -131,15 +130,16 @@ def apply_tokens(
     """
     table = replica.table
     rows, index = record.sample_rows, record.sample_index
-    is_own = table.generation[index] == record.sample_generations
-    if result.failures:
-        answered = ~np.isin(rows, [failure.handle for failure in result.failures])
-        index = rows = rows[answered]
-        is_own = is_own[answered]
-    if np.count_nonzero(is_own) < is_own.size:
+    if result.failures or table.num_left != record.num_left:
+        is_own = table.generation[index] == record.sample_generations
+        if result.failures:
+            answered = ~np.isin(rows, [failure.handle for failure in result.failures])
+            rows = rows[answered]
+            is_own = is_own[answered]
         index = rows = rows[is_own]
         token_ids = token_ids[is_own]
-    _publish_chunks(replica, record)
+    if record.chunk_rows:
+        _publish_chunks(replica, record)
     is_last = table.append_tokens(index, rows, token_ids)
     is_stop = table.is_stop(index, token_ids)
     is_last |= is_stop
@@ -163,7 +163,7 @@ def _outcome(
     replica: Replica, rows: Ints, token_ids: Ints, is_stop: Bools, is_last: Bools
 ) -> StepOutcome:
     table = replica.table
-    if not np.count_nonzero(is_last):
+    if not is_last.nonzero()[0].size:
         return StepOutcome(table.refs(rows), token_ids.tolist())
     accepted = _Accepted()
     if replica.constrained:

@@ -218,7 +218,8 @@ class Scheduler:
                 if seq.state is not SequenceState.FINISHED:
                     kind = FailureKind.SEQUENCE_FAILED
                     events.append(self._endings.fail(seq.request, kind, message))
-        events += score_prompts(source, record, result)
+        if record.prompt_places:
+            events += score_prompts(source, record, result)
         outcome = apply_tokens(source, record, result, token_ids)
         if outcome.refs:
             events.append(TokensStep(outcome.refs, outcome.token_ids, outcome.logprobs))
@@ -227,10 +228,11 @@ class Scheduler:
             if seq.state is not SequenceState.FINISHED:
                 kind = FailureKind.SEQUENCE_FAILED
                 events.append(self._endings.fail(seq.request, kind, message))
-        for request, answers in apply_candidates(source, record, result, self._waiting):
-            self._stories.tell(request, "finished its beam search")
-            self._endings.end_request(request)
-            events += answers
+        if record.candidate_rows:
+            for request, answers in apply_candidates(source, record, result, self._waiting):
+                self._stories.tell(request, "finished its beam search")
+                self._endings.end_request(request)
+                events += answers
         source.settle(record)
         if record.work is not None:
             source.cost.learn(record.work, result.execute_s)
@@ -242,14 +244,17 @@ class Scheduler:
         """What is due by time alone: queue timeouts, and the end of the grace without a replica."""
         self._stories.now = now
         events: list[Event] = []
-        while (request := self._deadlines.pop_due(self._usable(), now)) is not None:
-            events.append(self._endings.fail(request, *why_late(request, now)))
+        if self._deadlines.is_due(now):
+            while (request := self._deadlines.pop_due(self._usable(), now)) is not None:
+                events.append(self._endings.fail(request, *why_late(request, now)))
         return events + self._stranded.tick(now)
 
     def next_tick(self) -> float | None:
         """When tick has something to do; None while that is nothing."""
-        times = (self._deadlines.next(), self._stranded.grace_end())
-        return min((time for time in times if time is not None), default=None)
+        due_s, grace_end_s = self._deadlines.next(), self._stranded.grace_end()
+        if due_s is None or grace_end_s is None:
+            return grace_end_s if due_s is None else due_s
+        return min(due_s, grace_end_s)
 
     # -- views --------------------------------------------------------------------------------
 

@@ -66,6 +66,8 @@ class SequenceTable:
         self.num_logprobs: dict[int, int] = {}
         """Rows whose tokens' log-probabilities are told, each with how many likeliest ones."""
         self.num_active = 0
+        self.num_left = 0
+        """How many sequences have left their rows; while it stays, so does every generation."""
         self.top = 0
         """Rows from here on have no sequence."""
 
@@ -90,7 +92,7 @@ class SequenceTable:
         """The names of the sequences in `rows`, each of which has one. A step that gives tokens to
         the same sequences as the one before gets the same list, so that no name is touched."""
         last = self._named_rows
-        if last is None or last.size != rows.size or np.count_nonzero(last != rows):
+        if last is None or last.size != rows.size or (last != rows).nonzero()[0].size:
             self._named_rows, self._names = rows, self._refs[rows].tolist()
         return self._names
 
@@ -128,6 +130,7 @@ class SequenceTable:
         self._refs[row] = self._named_rows = None
         self.limit[row] = self.num_total[row] = self.num_computed[row] = 0
         self.generation[row] += 1
+        self.num_left += 1
         self.num_logprobs.pop(row, None)
         self.num_active -= 1
         while self.top and self._sequences[self.top - 1] is None:
@@ -138,13 +141,14 @@ class SequenceTable:
         last that each may have."""
         at = self.num_tokens[index]
         column = at - self.num_listed[index]
-        is_full = column == TAIL_TOKENS
-        if np.count_nonzero(is_full):
-            self._empty_tails(rows[is_full])
+        full = (column == TAIL_TOKENS).nonzero()[0]
+        if full.size:
+            self._empty_tails(rows[full])
             column %= TAIL_TOKENS
         self._tail[rows, column] = token_ids
-        self.num_tokens[index] = at + 1
-        is_last: Bools = self.num_tokens[index] >= self.limit[index]
+        at += 1
+        self.num_tokens[index] = at
+        is_last: Bools = at >= self.limit[index]
         return is_last
 
     def _empty_tails(self, rows: Ints) -> None:

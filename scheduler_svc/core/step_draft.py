@@ -18,7 +18,7 @@ class StepDraft:
     """Collects what a step does beside the steady decodes, which stay an array of rows."""
 
     def __init__(self, step: int) -> None:
-        self.record = StepRecord(step, NO_ROWS, NO_ROWS, [], NO_ROWS, [], [], [])
+        self.record = StepRecord(step, NO_ROWS, NO_ROWS, [], NO_ROWS, 0, [], [], [])
         self.start_rows: set[int] = set()
         self._starts: list[SequenceStart] = []
         self._append_rows: list[int] = []
@@ -119,7 +119,6 @@ class StepDraft:
         `constrained` are sequences by row; those that sample get their masks."""
         decode_handles = decode_rows.tolist() + self._single_rows
         self.record.sample_handles = decode_handles + self._sampled_rows
-        order = (CacheOpKind.SWAP_OUT, CacheOpKind.SWAP_IN, CacheOpKind.COPY)
         masks = self._masks(constrained) if constrained else {}
         return StepPlan(
             step=self.record.step,
@@ -132,11 +131,7 @@ class StepDraft:
             chosen_token_ids=self._chosen_token_ids,
             append_handles=self._append_rows,
             append_blocks=self._append_blocks,
-            cache_ops=[
-                CacheOp(next_op_id(), kind, *self._moves[kind])
-                for kind in order
-                if kind in self._moves
-            ],
+            cache_ops=self._cache_ops(next_op_id) if self._moves else (),
             decode_handles=decode_handles + self._beam_rows,
             chunk_handles=self._chunk_rows,
             chunk_num_tokens=self._chunk_sizes,
@@ -144,6 +139,12 @@ class StepDraft:
             masked_handles=list(masks),
             masks=list(masks.values()),
         )
+
+    def _cache_ops(self, next_op_id: Callable[[], int]) -> list[CacheOp]:
+        order = (CacheOpKind.SWAP_OUT, CacheOpKind.SWAP_IN, CacheOpKind.COPY)
+        return [
+            CacheOp(next_op_id(), kind, *self._moves[kind]) for kind in order if kind in self._moves
+        ]
 
     def _masks(self, constrained: Mapping[int, Sequence]) -> dict[int, TokenMask]:
         """By row, where not every token is allowed."""
@@ -163,7 +164,8 @@ class StepDraft:
             table.num_computed[row] = end
             table.last_step[row] = record.step
             record.chunk_generations.append(int(table.generation[row]))
-        self._fill_candidates(table)
+        if self._beam_rows or self._prompt_rows:
+            self._fill_candidates(table)
         sampled = self._single_rows + self._sampled_rows
         rows = decode_rows
         if sampled:
@@ -172,6 +174,7 @@ class StepDraft:
         table.last_step[index] = record.step
         record.sample_rows, record.sample_index = rows, index
         record.sample_generations = np.array(table.generation[index])
+        record.num_left = table.num_left
         if asked := table.num_logprobs:
             record.num_logprobs = {row: asked[row] for row in record.sample_handles if row in asked}
 
