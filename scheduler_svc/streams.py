@@ -325,7 +325,7 @@ class RequestStream:
         if sequence.open_delta is delta:
             sequence.open_delta = None
             if not sequence.text.has_stop_strings:
-                delta.texts.append(sequence.text.append(delta.token_ids).text)
+                delta.texts.append(sequence.text.decode(delta.token_ids))
 
     def _look_for_stop(self, sequence: _Sequence, delta: _Delta, token_id: int) -> None:
         found = sequence.text.append((token_id,))

@@ -65,36 +65,29 @@ class SequenceText:
         self._is_stopped = False
 
     def append(self, token_ids: Sequence[int]) -> TextDelta:
-        """Take the next tokens. After a stop string was found nothing may be appended."""
-        if not self.has_stop_strings:
-            return TextDelta(self._decode(token_ids), None, len(token_ids))
+        """Take the next tokens, looking for stop strings in their text. After one was found nothing
+        may be appended."""
         assert not self._is_stopped
         texts: list[str] = []
         for num_tokens, token_id in enumerate(token_ids, start=1):
             if self._num_unsearched:
                 self._num_unsearched -= 1
-                texts.append(self._decode((token_id,)))
+                texts.append(self.decode((token_id,)))
                 continue
-            text, match = self._matcher.append(self._decode((token_id,)))
+            text, match = self._matcher.append(self.decode((token_id,)))
             texts.append(text)
             if match is not None:
                 self._is_stopped = True
                 return TextDelta("".join(texts), match.stop_string, num_tokens)
         return TextDelta("".join(texts), None, len(token_ids))
 
-    def flush(self) -> str:
-        """The rest of the text when no more tokens come: what was held for a stop string, and
-        U+FFFD for a character that stayed incomplete."""
-        if self._is_stopped:
-            return ""
-        held = self._matcher.flush()
-        rest, self._partial = self._partial.decode("utf-8", "replace"), b""
-        return held + rest
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        """The text that became certain by some tokens."""
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain by some tokens, which is not searched for stop strings."""
         token_bytes, skipped_ids = self._token_bytes, self._skipped_ids
-        data = b"".join([token_bytes[i] for i in token_ids if i not in skipped_ids])
+        if len(token_ids) == 1:
+            data = b"" if token_ids[0] in skipped_ids else token_bytes[token_ids[0]]
+        else:
+            data = b"".join([token_bytes[i] for i in token_ids if i not in skipped_ids])
         if not data:
             return ""
         if self._prompt_rest:
@@ -108,6 +101,15 @@ class SequenceText:
         text, num_decoded = codecs.utf_8_decode(data, "replace", False)
         self._partial = data[num_decoded:]
         return text
+
+    def flush(self) -> str:
+        """The rest of the text when no more tokens come: what was held for a stop string, and
+        U+FFFD for a character that stayed incomplete."""
+        if self._is_stopped:
+            return ""
+        held = self._matcher.flush()
+        rest, self._partial = self._partial.decode("utf-8", "replace"), b""
+        return held + rest
 
     def _partial_character(self, token_ids: Sequence[int]) -> bytes:
         """The bytes at the end of `token_ids` that start a character and do not end it."""
