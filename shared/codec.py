@@ -11,6 +11,7 @@ step of 256 sequences costs some microseconds. Floats travel in single precision
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -104,11 +105,7 @@ def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
     require_same_length("chunk samples", message.chunk_handles, message.chunk_samples)
     require(0 not in message.chunk_num_tokens, "a chunk computes no token")
     require_same_length("chosen tokens", message.chosen_handles, message.chosen_token_ids)
-    forks = tuple(Fork(fork.handle, fork.source_handle, fork.block) for fork in message.forks)
-    targets = {fork.handle for fork in forks}
-    require(len(targets) == len(forks), "a handle is forked twice")
-    require(not any(fork.source in targets for fork in forks), "a fork is copied by another")
-    masked_handles = tuple(mask.handle for mask in message.token_masks)
+    masked_handles = tuple([mask.handle for mask in message.token_masks])
     require(len(set(masked_handles)) == len(masked_handles), "a sequence has two masks")
     return StepPlan(
         step=message.step,
@@ -116,7 +113,7 @@ def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
         reset=message.reset,
         finished_handles=tuple(message.finished_handles),
         starts=tuple(map(_decode_start, message.starts)),
-        forks=forks,
+        forks=_decode_forks(message.forks) if message.forks else (),
         chosen_handles=tuple(message.chosen_handles),
         chosen_token_ids=tuple(message.chosen_token_ids),
         append_handles=tuple(message.append_handles),
@@ -129,6 +126,14 @@ def decode_plan(message: worker_pb2.StepPlan) -> StepPlan:
         masked_handles=masked_handles,
         masks=tuple(map(_decode_mask, message.token_masks)),
     )
+
+
+def _decode_forks(messages: Sequence[worker_pb2.Fork]) -> tuple[Fork, ...]:
+    forks = tuple(Fork(fork.handle, fork.source_handle, fork.block) for fork in messages)
+    targets = {fork.handle for fork in forks}
+    require(len(targets) == len(forks), "a handle is forked twice")
+    require(not any(fork.source in targets for fork in forks), "a fork is copied by another")
+    return forks
 
 
 def _decode_mask(message: worker_pb2.TokenMask) -> TokenMask:
