@@ -5,7 +5,9 @@ All sequences of a step lie one after the other in one ragged batch: decodes, th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, compress
 
 import numpy as np
 import numpy.typing as npt
@@ -45,12 +47,12 @@ def build_batch(state: RequestState, plan: StepPlan, device: torch.device) -> In
     if len(set(handles)) != len(handles):
         raise ProtocolError("the plan computes a sequence twice")
     num_decodes = len(plan.decode_handles)
-    counts = np.array([1] * num_decodes + [*plan.chunk_num_tokens], np.int64)
+    counts = [1] * num_decodes + [*plan.chunk_num_tokens]
     samples = np.array([True] * num_decodes + [*plan.chunk_samples], np.bool_)
     if not state.failed.isdisjoint(handles):
         sound = [handle not in state.failed for handle in handles]
-        rows, counts, samples = rows[sound], counts[sound], samples[sound]
-    if not len(rows):
+        rows, counts, samples = rows[sound], [*compress(counts, sound)], samples[sound]
+    if not counts:
         return None
     is_greedy = samples & state.is_greedy[rows]
     if plan.masks:
@@ -63,16 +65,15 @@ def build_piece(
 ) -> InputBatch:
     """The next tokens of one sequence alone, with the logits of each; raises ProtocolError as
     `build_batch` does."""
-    rows, counts = np.array([row]), np.array([num_new_tokens])
     nothing = np.zeros(1, np.bool_)
-    piece = _assemble(state, rows, counts, nothing, nothing, device)
+    piece = _assemble(state, np.array([row]), [num_new_tokens], nothing, nothing, device)
     return replace(piece, logit_rows=torch.arange(num_new_tokens, device=device))
 
 
 def _assemble(
     state: RequestState,
     rows: Rows,
-    counts: Rows,
+    counts: Sequence[int],
     samples: Bools,
     is_greedy: Bools,
     device: torch.device,
@@ -81,36 +82,34 @@ def _assemble(
     starts = state.num_computed[rows]
     ends = starts + counts
     _check(state, rows, ends, samples)
-    max_query_len, max_seq_len = max(counts.tolist()), max(ends.tolist())
-    if max_query_len == 1:
-        query_start = np.arange(len(rows) + 1)
-        row_of_token, positions = rows, starts
-    else:
-        query_start = np.append(0, counts.cumsum())
+    max_query_len, max_seq_len = max(counts), max(ends.tolist())
+    query_start = np.array([0, *accumulate(counts)], np.int32)
+    row_of_token, positions = rows, starts
+    if max_query_len > 1:
         row_of_token = rows.repeat(counts)  # [num_tokens]
         # Where its sequence starts, plus how far a token is into the rows of its sequence.
         positions = np.arange(len(row_of_token)) + (starts - query_start[:-1]).repeat(counts)
     block_size = state.block_size
     columns = positions // block_size
-    blocks = state.block_tables[row_of_token, columns]
+    blocks = _entries(state.block_tables, row_of_token, columns)
     max_blocks = -(-max_seq_len // block_size)
     attention = AttentionBatch(
-        query_start=_tensor(query_start.astype(np.int32), device),
+        query_start=_tensor(query_start, device),
         seq_lens=_tensor(ends.astype(np.int32), device),
-        block_tables=_tensor(state.block_tables[:, :max_blocks][rows], device),
+        block_tables=_tensor(_tables(state, rows, max_blocks), device),
         slots=_tensor(positions + (blocks - columns) * block_size, device),
         positions=_tensor(positions, device),
         max_query_len=max_query_len,
         max_seq_len=max_seq_len,
     )
-    last_tokens = query_start[1:] - 1
+    last_tokens = query_start[1:].astype(np.int64) - 1
     sampling = samples & ~is_greedy
     return InputBatch(
         rows=rows,
         ends=ends,
         sampling_rows=rows[sampling],
         greedy_rows=rows[is_greedy],
-        token_ids=_tensor(state.tokens[row_of_token, positions].astype(np.int64), device),
+        token_ids=_tensor(_entries(state.tokens, row_of_token, positions).astype(np.int64), device),
         attention=attention,
         logit_rows=_tensor(last_tokens[sampling], device),
         greedy_logit_rows=_tensor(last_tokens[is_greedy], device),
@@ -131,6 +130,20 @@ def _check(state: RequestState, rows: Rows, ends: Rows, samples: Bools) -> None:
             f"the plan computes tokens {state.num_computed[row]} to {ends[wrong][0]} of sequence "
             f"{row}, which has {state.num_tokens[row]} tokens and {state.num_blocks[row]} blocks"
         )
+
+
+def _tables(state: RequestState, rows: Rows, max_blocks: int) -> npt.NDArray[np.int32]:
+    """The first `max_blocks` columns of the block tables of `rows`; row by row, as numpy gives up
+    the interpreter lock for all at once, and another thread takes it in the midst of a step."""
+    tables = np.empty((len(rows), max_blocks), np.int32)
+    for place, row in enumerate(rows.tolist()):
+        tables[place] = state.block_tables[row, :max_blocks]
+    return tables
+
+
+def _entries(table: npt.NDArray[np.int32], rows: Rows, columns: Rows) -> npt.NDArray[np.int32]:
+    """table[rows, columns], by one index: for two, numpy gives up the interpreter lock as well."""
+    return table.reshape(-1)[rows * table.shape[1] + columns]
 
 
 def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
