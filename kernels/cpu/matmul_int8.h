@@ -19,7 +19,8 @@
 namespace quire::int8 {
 
 constexpr int kSlice = 12;  // blocks at most
-constexpr int kExpandChunks = 4;  // from so many chunks of rows on, 4-bit weights are taken apart ahead
+constexpr int kLongSlice = 24;  // blocks at most where chunks of rows are few
+constexpr int kExpandChunks = 4;  // from so many chunks on, 4-bit weights are taken apart ahead
 
 template <class L>
 using Quant = std::conditional_t<reads_words<L>(), int16_t, int8_t>;
@@ -207,7 +208,9 @@ void multiply_panel(const Matrix& matrix, int panel, const Activations& activati
   const int num_blocks = matrix.num_columns / kBlock;
   std::fill_n(out, (chunks.start(end) - first_row) * kPanel, 0.0f);
   const auto& quants = activations.quants<Quant<L>>();
-  const int num_slices = (num_blocks + kSlice - 1) / kSlice;
+  const bool is_many = end - first >= kExpandChunks;
+  const int longest = is_many ? kSlice : kLongSlice;
+  const int num_slices = (num_blocks + longest - 1) / longest;
   for (int index = 0; index < num_slices; ++index) {
     const int b = index * num_blocks / num_slices, count = (index + 1) * num_blocks / num_slices - b;
     const uint8_t* slice = matrix.panel(panel) + b * L::kBlockBytes;
@@ -225,7 +228,7 @@ void multiply_panel(const Matrix& matrix, int panel, const Activations& activati
       }
     };
     if constexpr (L::kBits == 4) {
-      if (end - first >= kExpandChunks) {
+      if (is_many) {
         alignas(64) uint8_t expanded[kSlice * Expanded<L>::kBlockBytes];
         for (int i = 0; i < count; ++i) {
           Expanded<L>::expand(slice + i * L::kBlockBytes, expanded + i * Expanded<L>::kBlockBytes);
