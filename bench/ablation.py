@@ -6,7 +6,8 @@
                          request that the server takes
     paged                one at a time, its KV cache in blocks of 16 tokens
     continuous batching  requests join and leave a running batch; a prompt is computed in one step
-    chunked prefill      prompts in chunks, sized for the time between tokens: the default
+    chunked prefill      prompts in chunks, sized for the time between tokens
+    run-ahead            a step is planned while the last one runs: the default
 
 Throughput, memory and the wait for the first token are those of eight clients with short prompts;
 the time between tokens is that of eight streams beside which prompts of 2,000 words arrive. No two
@@ -55,6 +56,7 @@ class Mode:
     options: tuple[str, ...]
     """Of `quire serve`."""
     block_size: int = BLOCK_SIZE
+    run_ahead: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -67,6 +69,7 @@ MODES = {
     "paged": Mode((*ONE_AT_A_TIME, *WHOLE_PROMPTS)),
     "continuous batching": Mode(WHOLE_PROMPTS),
     "chunked prefill": Mode(()),
+    "run-ahead": Mode((), run_ahead=True),
 }
 
 
@@ -92,6 +95,7 @@ async def measure(model: Path, threads: int, mode: Mode) -> Figures:
             "QUIRE_BLOCK_SIZE": str(mode.block_size),
             "QUIRE_KV_CACHE_DTYPE": "bfloat16",
             "QUIRE_HANG_TIMEOUT_S": "300",
+            "QUIRE_RUN_AHEAD": "on" if mode.run_ahead else "off",
         }
         async with quire.serve(setup, options, environment) as server:
             await drive(server.send, CHAT.warm_up(), long_after_s=0.0)

@@ -46,6 +46,12 @@ CORE_FLAGS = (
         "on or off: whether requests take over what others with the same beginning computed",
     ),
     Flag(
+        "--run-ahead",
+        one_of(("on", "off")),
+        "on",
+        "on or off: whether a worker gets its next step while the last one runs",
+    ),
+    Flag(
         "--preemption",
         member_of(PreemptionMode),
         _CORE.preemption_mode.value,
@@ -84,6 +90,7 @@ def core_config(args: argparse.Namespace, tenants: Iterable[str]) -> SchedulerCo
         max_waiting_tokens=args.max_waiting_tokens,
         no_replica_grace_s=args.no_replica_grace_s,
         enable_prefix_cache=args.prefix_cache == "on",
+        run_ahead=args.run_ahead == "on",
         preemption_mode=args.preemption,
         policy=args.policy,
         tenant_weights=weights,

@@ -48,6 +48,9 @@ class SchedulerConfig:
     target_itl_s: float | None = 0.1
     """Most time between two tokens of a stream that prompts beside it may bring about: chunks are
     sized so that a step with decodes stays below. None leaves chunks to the token budget alone."""
+    run_ahead: bool = True
+    """Whether a replica's next step is planned while the last one runs, so that it need not wait
+    for its plan; what turns out to be over is then noticed a step late."""
     policy: PolicyKind = PolicyKind.PRIORITY
     """Who goes first."""
     vocab_size: int = 1 << 32

@@ -184,10 +184,11 @@ class Scheduler:
     # -- steps --------------------------------------------------------------------------------
 
     def schedule(self, replica: ReplicaId, now: float) -> tuple[StepPlan | None, list[Event]]:
-        """The next plan for a replica; None when there is nothing to do or two are in flight."""
+        """The next plan for a replica; None when there is nothing to do or as many are in flight
+        as may be."""
         self._stories.now = now
         target = self._replicas[replica]
-        if len(target.in_flight) >= MAX_PLANS_IN_FLIGHT:
+        if len(target.in_flight) >= (MAX_PLANS_IN_FLIGHT if self._config.run_ahead else 1):
             return None, []
         planner = StepPlanner(
             target,

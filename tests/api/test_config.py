@@ -137,6 +137,11 @@ def test_the_prefix_cache_can_be_off() -> None:
     assert not parse_config([*MODEL, "--prefix-cache", "off"], {}).core.enable_prefix_cache
 
 
+def test_run_ahead_can_be_off() -> None:
+    assert parse_config(MODEL, {}).core.run_ahead
+    assert not parse_config([*MODEL, "--run-ahead", "off"], {}).core.run_ahead
+
+
 def test_a_token_of_two_tenants_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="twice"):
         parse_config([*MODEL, *tokens_with(tmp_path, "acme:same\nother:same")], {})

@@ -44,6 +44,17 @@ def test_no_third_plan_while_two_are_in_flight() -> None:
     assert driver.schedule() is not None
 
 
+def test_without_run_ahead_a_plan_waits_for_the_result_of_the_last() -> None:
+    driver = Driver(SchedulerConfig(run_ahead=False))
+    driver.join()
+    driver.submit(request := make_request("a", 4))
+    assert driver.schedule() is not None
+    assert driver.schedule() is None
+    driver.apply(driver.work())
+    driver.run()
+    driver.check_answer(request)
+
+
 def test_nothing_to_do_gives_no_plan() -> None:
     driver = Driver()
     driver.join()

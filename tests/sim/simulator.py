@@ -60,6 +60,7 @@ class Simulator:
             enable_prefix_cache=rng.random() < 0.85,
             reserve_fraction=rng.choice((0.0, 0.1)),
             target_itl_s=rng.choice((None, 1e-3, 0.1)),
+            run_ahead=rng.random() < 0.85,
             policy=rng.choice(list(PolicyKind)),
             vocab_size=NUM_TOKEN_IDS,
             tenant_weights={"heavy": 3.0},
