@@ -29,6 +29,11 @@ class Heartbeat:
         self.step_finished = 0
         self._thread = threading.Thread(target=self._run, name="quire-heartbeat", daemon=True)
 
+    def idle_after(self) -> int | None:
+        """The last step; None while one runs."""
+        finished = self.step_finished
+        return finished if self.step_started == finished else None
+
     def start(self) -> None:
         self._thread.start()
 

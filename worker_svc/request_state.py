@@ -47,6 +47,8 @@ class RequestState:
         self.context_length = context_length
         self.block_size = block_size
         self._num_pool_blocks = num_blocks
+        self.highest_block = 0
+        """The highest block that any sequence has had."""
         self.vocab_size = vocab_size
         max_blocks = -(-context_length // block_size)
         # Pages of these arrays take memory only once they are written.
@@ -233,10 +235,14 @@ class RequestState:
             raise ProtocolError(f"the plan names the unknown sequences {unknown}")
 
     def _check_blocks(self, block_ids: Sequence[int]) -> None:
-        if len(block_ids) and not 0 <= min(block_ids) <= max(block_ids) < self._num_pool_blocks:
+        if not len(block_ids):
+            return
+        highest = max(block_ids)
+        if not 0 <= min(block_ids) <= highest < self._num_pool_blocks:
             raise ProtocolError(
-                f"the plan names block {max(block_ids)} of a pool of {self._num_pool_blocks}"
+                f"the plan names block {highest} of a pool of {self._num_pool_blocks}"
             )
+        self.highest_block = max(self.highest_block, highest)
 
     def _make_room(self, handle: int) -> None:
         """Double the arrays until `handle` is a row."""

@@ -25,6 +25,7 @@ from shared.errors import ProtocolError, QuireError
 from shared.model_spec import ModelSpec
 from shared.plan import StepPlan
 from shared.transport import DealerLink
+from worker_svc import prefault
 from worker_svc.config import WorkerConfig
 from worker_svc.engine import Engine, load_engine
 from worker_svc.heartbeat import Heartbeat
@@ -155,6 +156,8 @@ class Worker:
             except Exception as error:
                 self._say(failed=worker_pb2.Failed(reason=f"it could not load: {error}"))
                 raise
+            if self._device.type == "cpu":
+                prefault.start(self._engine.runner, self._heartbeat.idle_after)
         self._engine.runner.state.reset()
         self._heartbeat.load_fraction = 1.0
         self._say(ready=worker_pb2.Ready(**asdict(self._engine.capacity)))
