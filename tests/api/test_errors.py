@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from protos.quire.inference.v1 import inference_pb2
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.text.detokenizer import SequenceText
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import joined
@@ -218,9 +219,9 @@ async def test_a_defect_of_one_call_tells_the_client_a_log_id_alone(
             patch.setattr(TextModel, "encode", lambda *_, **__: 1 / 0)
             internal = await error_of(served.generation.Generate(request()))
         with monkeypatch.context() as patch:
-            broken = "scheduler_svc.text.detokenizer.SequenceText.append"
-            patch.setattr(broken, lambda *_: 1 / 0)
             # Decoded as they come where there are stop strings, else when they are written.
+            for decoding in ("append", "decode"):
+                patch.setattr(SequenceText, decoding, lambda *_: 1 / 0)
             aborted = await error_of(served.generation.Generate(request(stop=("never",))))
             unwritten = await error_of(served.generation.Generate(request()))
         assert (await answer(served, request())).kinds == ["started", "delta", "finished"]
