@@ -5,8 +5,8 @@ would all come in the step that writes the first of these blocks: half a second 
 own memory is virtual. So a thread asks for them ahead: while no step runs, and for what is wanted
 soon now and then beside steps.
 
-    blocks      0 ... highest in use ... + NEAR ranges ... + AHEAD_BYTES ...
-    pages       |   there               | also beside steps | while idle       | not yet
+    blocks   0 ... highest in use ... + a range of pieces ... + AHEAD_BYTES ...
+    pages        are there        | also beside steps     | while idle    | not yet
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PIECE_BYTES = 2 << 20
 """A huge page."""
 AHEAD_BYTES = 512 << 20
 """How much of the cache is got before blocks of it are in use."""
-NEAR_RANGES = 1
-"""Ranges beyond the highest block in use that do not wait for an idle moment."""
 IDLE_S = 0.02
 """No step for so long is an idle moment."""
 BESIDE_STEPS_S = 0.05
 """Between two pieces that are got while steps run."""
+REST_S = 0.5
+"""Between two looks when nothing is due."""
 POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14."""
 
@@ -68,29 +68,30 @@ class Prefault:
     """Walks through a cache's pieces; `may_get` says when the next one is due."""
 
     def __init__(self, cache: KvCache) -> None:
-        num_blocks = len(cache.device_blocks)
-        num_bytes = cache.device_blocks.nbytes
-        self._ahead_blocks = AHEAD_BYTES * num_blocks // num_bytes
-        self._pieces = list(pieces(cache))
-        runs = sum(piece.first_block == 0 for piece in self._pieces)
-        self._near_blocks = NEAR_RANGES * PIECE_BYTES * runs * num_blocks // num_bytes
-        self._num_done = 0
+        blocks = cache.device_blocks
+        block_bytes = blocks.nbytes // len(blocks)
+        num_runs = blocks.shape[1] * blocks.shape[3]
+        self._ahead_blocks = AHEAD_BYTES // block_bytes
+        self._near_blocks = PIECE_BYTES * num_runs // block_bytes
+        self._pieces = pieces(cache)
+        self._next = next(self._pieces, None)
 
     @property
     def is_done(self) -> bool:
-        return self._num_done == len(self._pieces)
+        return self._next is None
 
     def may_get(self, highest_block: int, *, is_idle: bool) -> bool:
         """Whether to get a piece now; `highest_block` is the highest one that is or was in use."""
-        if self.is_done:
+        if self._next is None:
             return False
-        distance = self._pieces[self._num_done].first_block - highest_block
+        distance = self._next.first_block - highest_block
         return distance <= (self._ahead_blocks if is_idle else self._near_blocks)
 
     def take(self) -> Piece:
         """The next piece, which `may_get` allowed."""
-        self._num_done += 1
-        return self._pieces[self._num_done - 1]
+        assert self._next is not None
+        taken, self._next = self._next, next(self._pieces, None)
+        return taken
 
 
 def start(runner: ModelRunner, idle_after: Callable[[], int | None]) -> None:
@@ -114,7 +115,7 @@ def _run(runner: ModelRunner, idle_after: Callable[[], int | None]) -> None:
             time.sleep(BESIDE_STEPS_S if step is None else IDLE_S)
             idle_step = step if step == idle_after() else None
         if not prefault.may_get(runner.state.highest_block, is_idle=idle_step is not None):
-            time.sleep(BESIDE_STEPS_S)
+            time.sleep(REST_S)
         elif not populate(prefault.take()):
             log.debug("no memory ahead of its use: errno %d", ctypes.get_errno())
             return
