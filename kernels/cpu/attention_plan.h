@@ -44,7 +44,7 @@ class AttentionPlan {
   void run(ThreadPool& pool, const Attention<Element>& attention) {
     const int num_items = static_cast<int>(tiles_.size()) * num_kv_heads_;
     if (splits_.empty()) {
-      pool.run_in_order(num_items, [&](int item, int thread) {
+      pool.run(num_items, [&](int item, int thread) {
         const int next = std::min(item + 1, num_items - 1);
         attention.attend(tiles_[item / num_kv_heads_], item % num_kv_heads_,
                          tiles_[next / num_kv_heads_], next % num_kv_heads_, scratch_[thread]);
@@ -52,7 +52,7 @@ class AttentionPlan {
       return;
     }
     const int num_splits = static_cast<int>(splits_.size()), num_parts = num_splits * num_kv_heads_;
-    pool.run_in_order(num_parts, [&](int item, int thread) {
+    pool.run(num_parts, [&](int item, int thread) {
       TileRuns<Element> runs, next;
       locate(attention, item, runs);
       locate(attention, std::min(item + 1, num_parts - 1), next);

@@ -67,7 +67,7 @@ void for_panel_runs(ThreadPool& pool, int num_units, const RowChunks& chunks, co
   const int wanted_runs = std::max(1, pool.num_threads() * 8 / num_passes);
   const int run = std::max(1, num_units / wanted_runs);
   const int num_runs = (num_units + run - 1) / run;
-  pool.run_in_order(num_runs * num_passes, [&](int item, int thread) {
+  pool.run(num_runs * num_passes, [&](int item, int thread) {
     const int pass = item % num_passes;
     const int first_unit = item / num_passes * run;
     body(first_unit, std::min(num_units, first_unit + run), pass * num_chunks / num_passes,

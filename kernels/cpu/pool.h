@@ -1,9 +1,10 @@
 // A pool of threads that share the items of one phase after another.
 //
-// A step is a few hundred short phases. The caller publishes a phase and works on it too; helpers that
-// are awake join in. A phase ends when its items are done, not when every helper has come by, so a
-// helper that the machine has taken off its core delays nobody but the item in its hands. Helpers spin
-// for a moment between the phases of a step and sleep between steps.
+// A step is a few hundred short phases, so what counts is how often a cache line goes from core to core.
+// Each thread has a share of a phase, in a line of its own that holds all that it needs: it works along
+// its share, and then on what others have left of theirs. A phase ends when its items are done, not when
+// every helper has come by, so a helper that the machine has taken off its core delays nobody but the item
+// in its hands. Helpers spin for a moment between the phases of a step and sleep between steps.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,7 @@ inline void pause_briefly() {
 class ThreadPool {
  public:
   // Takes what the system gives: a pool of fewer threads is slower, not wrong.
-  explicit ThreadPool(int num_threads) : ranges_(num_threads) {
+  explicit ThreadPool(int num_threads) : shares_(num_threads) {
     helpers_.reserve(num_threads);
     try {
       for (int i = 1; i < num_threads; ++i) helpers_.emplace_back([this, i] { help(i); });
@@ -60,27 +61,32 @@ class ThreadPool {
 
   void end_step() { in_step_.store(false); }
 
-  // Calls body(item, thread) for every item in [0, num_items), in any order, and returns when all are
-  // done. `thread` is below num_threads(); no two calls at once have the same. Not re-entrant.
+  // Calls body(item, thread) for every item in [0, num_items) and returns when all are done. Each thread
+  // takes items one after the other from a part of its own, so that what it asks memory for ahead is its
+  // own next item, and then what the others have left. `thread` is below num_threads(); no two calls at
+  // once have the same. Not re-entrant.
   template <class Body>
   void run(int num_items, const Body& body) {
     if (num_items <= 1 || helpers_.empty()) {
       for (int item = 0; item < num_items; ++item) body(item, 0);
       return;
     }
-    ticket_.store(static_cast<uint64_t>(phase_) << 32 | kClosed);
-    phase_body_.store(&body, std::memory_order_release);
-    phase_call_.store(&call<Body>, std::memory_order_release);
-    phase_items_.store(static_cast<uint32_t>(num_items), std::memory_order_release);
-    num_done_.store(0, std::memory_order_relaxed);
     ++phase_;
-    ticket_.store(static_cast<uint64_t>(phase_) << 32);
+    wanted_ += num_items;
+    for (int i = 1; i < num_threads(); ++i) {
+      shares_[i].publish(phase_, part(num_items, i), part(num_items, i + 1), &call<Body>, &body);
+    }
+    // The first item is the caller's: it need not wait until the others' shares have left its core.
+    shares_[0].publish(phase_, 1, part(num_items, 1), &call<Body>, &body);
+    // One that falls asleep just now may be missed, and wakes with the next phase.
     if (num_sleeping_.load() > 0) {
       { std::lock_guard<std::mutex> lock(mutex_); }
       wake_.notify_all();
     }
-    take_items(0);
-    for (int spins = 0; num_done_.load(std::memory_order_acquire) < num_items; ++spins) {
+    body(0, 0);
+    shares_[0].add_done();
+    work(0);
+    for (int spins = 0; num_done() != wanted_; ++spins) {
       if (spins < kSpins) {
         pause_briefly();
       } else {
@@ -89,106 +95,125 @@ class ThreadPool {
     }
   }
 
-  // As run, but each thread takes items one after the other from a part of its own, so that what it
-  // asks memory for ahead is its own next item, and then what the others have left.
-  template <class Body>
-  void run_in_order(int num_items, const Body& body) {
-    const int num_ranges = num_threads();
-    for (int i = 0; i < num_ranges; ++i) {
-      ranges_[i].next.store(part(num_items, i), std::memory_order_relaxed);
-      ranges_[i].end = part(num_items, i + 1);
-    }
-    run(num_ranges, [&](int own, int thread) {
-      for (int i = 0; i < num_ranges; ++i) {
-        Range& range = ranges_[(own + i) % num_ranges];
-        int item;
-        while ((item = range.next.fetch_add(1, std::memory_order_relaxed)) < range.end) body(item, thread);
-      }
-    });
-  }
-
  private:
-  // Items [next, end) that nobody has taken; a cache line each.
-  struct alignas(64) Range {
-    std::atomic<int> next{0};
-    int end = 0;
+  using Call = void (*)(const void* body, int item, int thread);
+
+  // A thread's part of the phase, and how many items it has done of all phases, whosesoever they were.
+  //
+  // A ticket is (phase, next item). Who takes an item reads the ticket, then the other fields, and then
+  // exchanges the ticket that it read. The fields change only when all items of a phase are done, so an
+  // exchange that succeeds has seen the fields of its own phase, but for the end: it may be the next
+  // phase's before its ticket is, and so holds its phase too.
+  class alignas(64) Share {
+   public:
+    void publish(uint32_t phase, int first, int end, Call call, const void* body) {
+      end_.store(pair(phase, end), std::memory_order_release);
+      call_.store(call, std::memory_order_release);
+      body_.store(body, std::memory_order_release);
+      ticket_.store(pair(phase, first), std::memory_order_release);
+    }
+
+    uint32_t phase() const { return static_cast<uint32_t>(ticket_.load(std::memory_order_acquire) >> 32); }
+
+    // Takes an item, if any is left, and works on it.
+    bool work_on_next(int thread) {
+      uint64_t ticket = ticket_.load(std::memory_order_acquire);
+      for (;;) {
+        const uint64_t end = end_.load(std::memory_order_acquire);
+        const Call call = call_.load(std::memory_order_acquire);
+        const void* body = body_.load(std::memory_order_acquire);
+        if (ticket >> 32 != end >> 32 || ticket >= end) return false;
+        if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
+                                          std::memory_order_acquire)) {
+          call(body, static_cast<int>(static_cast<uint32_t>(ticket)), thread);
+          return true;
+        }
+      }
+    }
+
+    // By its own thread only
+    void add_done() {
+      num_done_.store(num_done_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    }
+    uint64_t num_done() const { return num_done_.load(std::memory_order_acquire); }
+
+   private:
+    static uint64_t pair(uint32_t phase, int item) {
+      return static_cast<uint64_t>(phase) << 32 | static_cast<uint32_t>(item);
+    }
+
+    std::atomic<uint64_t> ticket_{0};
+    std::atomic<uint64_t> end_{0};
+    std::atomic<Call> call_{nullptr};
+    std::atomic<const void*> body_{nullptr};
+    std::atomic<uint64_t> num_done_{0};
   };
 
-  int part(int num_items, int index) const {
-    return static_cast<int>(static_cast<int64_t>(num_items) * index / num_threads());
-  }
-
-  using Call = void (*)(const void* body, int item, int thread);
   static constexpr int kSpins = 2000;  // some tens of microseconds
-  static constexpr uint64_t kClosed = 0xffffffffu;  // an item number beyond any phase's
 
   template <class Body>
   static void call(const void* body, int item, int thread) {
     (*static_cast<const Body*>(body))(item, thread);
   }
 
+  // Where a thread's part begins; the first one's is never empty.
+  int part(int num_items, int thread) const {
+    const int64_t n = num_threads();
+    return static_cast<int>((int64_t{num_items} * thread + n - 1) / n);
+  }
+
+  uint64_t num_done() const {
+    uint64_t sum = 0;
+    for (const Share& share : shares_) sum += share.num_done();
+    return sum;
+  }
+
   // Takes items of the published phase until none is left.
-  //
-  // The ticket is (phase, next item). A helper reads the phase's fields after it has read the ticket and
-  // takes an item by exchanging the ticket that it read. The fields change only while the ticket is
-  // closed, so an exchange that succeeds has seen the fields of its own phase, and an unfinished one.
-  void take_items(int thread) {
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    for (;;) {
-      const uint32_t item = static_cast<uint32_t>(ticket);
-      const Call call = phase_call_.load(std::memory_order_acquire);
-      const void* body = phase_body_.load(std::memory_order_acquire);
-      if (item >= phase_items_.load(std::memory_order_acquire)) return;
-      if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
-                                        std::memory_order_acquire)) {
-        call(body, static_cast<int>(item), thread);
-        num_done_.fetch_add(1, std::memory_order_release);
-        ticket = ticket_.load(std::memory_order_acquire);
-      }
+  void work(int thread) {
+    const int num_shares = static_cast<int>(shares_.size());
+    for (int i = 0; i < num_shares; ++i) {
+      Share& share = shares_[(thread + i) % num_shares];
+      while (share.work_on_next(thread)) shares_[thread].add_done();
     }
   }
 
   void help(int thread) {
-    uint64_t seen_phase = 0;
+    uint32_t seen_phase = 0;
     int spins = 0;
     while (!stopping_.load(std::memory_order_relaxed)) {
-      const uint64_t phase = ticket_.load(std::memory_order_acquire) >> 32;
+      const uint32_t phase = shares_[thread].phase();
       if (phase != seen_phase) {
         seen_phase = phase;
-        take_items(thread);
+        work(thread);
         spins = 0;
       } else if (in_step_.load(std::memory_order_relaxed) && ++spins < kSpins) {
         pause_briefly();
       } else {
-        sleep(seen_phase);
+        sleep(thread, seen_phase);
         spins = 0;
       }
     }
   }
 
-  void sleep(uint64_t seen_phase) {
+  void sleep(int thread, uint32_t seen_phase) {
     std::unique_lock<std::mutex> lock(mutex_);
     num_sleeping_.fetch_add(1);
     const bool was_in_step = in_step_.load();
     wake_.wait(lock, [&] {
-      return stopping_.load() || (ticket_.load() >> 32) != seen_phase ||
+      return stopping_.load() || shares_[thread].phase() != seen_phase ||
              (!was_in_step && in_step_.load());
     });
     num_sleeping_.fetch_sub(1);
   }
 
-  std::atomic<uint64_t> ticket_{0};
-  std::atomic<Call> phase_call_{nullptr};
-  std::atomic<const void*> phase_body_{nullptr};
-  std::atomic<uint32_t> phase_items_{0};
-  std::atomic<int> num_done_{0};
-  std::atomic<int> num_sleeping_{0};
+  std::vector<Share> shares_;  // one for each thread
+  uint32_t phase_ = 0;
+  uint64_t wanted_ = 0;  // items of all phases
+  alignas(64) std::atomic<int> num_sleeping_{0};  // what helpers look at while they wait: seldom written
   std::atomic<bool> in_step_{false};
   std::atomic<bool> stopping_{false};
-  uint32_t phase_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<Range> ranges_;  // one for each thread
   std::vector<std::thread> helpers_;
 };
 

@@ -167,11 +167,13 @@ def test_what_follows_a_nan_of_any_bits_is_nan(bits: int, kv_dtype: torch.dtype)
     assert run.step([1])[0].isnan().all()
 
 
-def test_a_pool_takes_the_threads_that_it_gets(tmp_path: Path) -> None:
-    program = tmp_path / "pool_check"
-    source = Path(__file__).with_name("pool_check.cpp")
-    command = ["g++", "-std=c++17", "-pthread", f"-I{Path(build.__file__).parent}", str(source)]
-    subprocess.run([*command, "-o", str(program), "-ldl"], check=True, timeout=60)
+@pytest.mark.parametrize("source", ["pool_check.cpp", "pool_phases.cpp"])
+def test_a_pool_works_on_each_item_once(tmp_path: Path, source: str) -> None:
+    """With fewer threads than wanted, and in many short phases."""
+    program = tmp_path / "check"
+    command = ["g++", "-std=c++17", "-O1", "-pthread", f"-I{Path(build.__file__).parent}"]
+    command += [str(Path(__file__).with_name(source)), "-o", str(program), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
