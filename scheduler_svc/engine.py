@@ -6,7 +6,9 @@
 A front speaks to the engine by messages and hears from it through its request's sink, so that
 fronts can live in processes of their own. All messages that wait are taken before the next plans
 are made; each replica has up to two plans in flight. Turns are calls from the event loop, and none
-of them waits: the worker that has answered computes nothing until its next plan is there.
+of them waits: the worker that has answered computes nothing until its next plan is there. A turn
+that brings results of steps alone does no more than take them and plan: deadlines and states stand
+as the turn before left them.
 
 An error of one sink ends that request. An error of the core is a defect and ends the engine:
 invariants that broke once would go on to break streams in silence.
@@ -34,7 +36,7 @@ from scheduler_svc.membership import (
 )
 from scheduler_svc.workers import WorkerRegistry
 from shared.errors import NotFound, ProtocolError, QuireError, Unavailable
-from shared.ids import ReplicaId, RequestId
+from shared.ids import RequestId
 from shared.transport import PeerGone, RouterLink
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,8 @@ class Engine:
         """Done by a defect; None while no turns are taken."""
         self._is_due = False
         """Whether something asks for a turn."""
+        self._has_changed = False
+        """Whether this turn brings more than results of steps."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._is_checked = True
@@ -154,6 +158,7 @@ class Engine:
 
     def _wake(self) -> None:
         """A turn comes before the loop waits again."""
+        self._has_changed = True
         if not self._is_due and self._end is not None:
             self._is_due = True
             self._end.get_loop().call_soon(self._take_due_turn)
@@ -169,7 +174,6 @@ class Engine:
         try:
             self._turn()
             self._send()
-            self._set_timer()
         except Exception as error:
             self._report_defect()
             self._end.set_exception(error)
@@ -191,6 +195,7 @@ class Engine:
 
     def _take_timed_turn(self) -> None:
         self._timer = None
+        self._has_changed = True
         self._take_turn()
 
     def _take_frame(self, identity: bytes, frame: bytes) -> None:
@@ -209,15 +214,19 @@ class Engine:
                 self._wake()
 
     def _turn(self) -> None:
+        # With what streams post meanwhile: one that found a stop string gets no token more.
         self._take_messages()
-        now = self._clock()
-        self._take_worker_events(self.registry.sweep(now), now)
-        self._live.dispatch(self.scheduler.tick(now), now)
-        # Streams that found a stop string have posted it by now: no token more is planned for them.
-        self._take_messages()
+        has_changed, self._has_changed = self._has_changed, False
+        if has_changed:
+            now = self._clock()
+            self._take_worker_events(self.registry.sweep(now), now)
+            self._live.dispatch(self.scheduler.tick(now), now)
+            self._take_messages()
         self._plan(self._clock())
-        self._finish_drains()
-        self._note_serving()
+        if has_changed:
+            self._finish_drains()
+            self._note_serving()
+            self._set_timer()
         self._note_idle()
 
     def _take_messages(self) -> None:
@@ -259,9 +268,11 @@ class Engine:
 
     def _take_worker_events(self, events: Iterable[WorkerEvent], now: float) -> None:
         for event in events:
+            if isinstance(event, StepDone):
+                self._apply(event, now)
+                continue
+            self._has_changed = True
             match event:
-                case StepDone(replica):
-                    self._apply(replica, event, now)
                 case WorkerReady(replica, capacity):
                     self._live.dispatch(self.scheduler.replica_joined(replica, capacity), now)
                 case WorkerLost(replica):
@@ -270,11 +281,10 @@ class Engine:
                     log.warning("replica %d is at step %d: full state follows", replica, at_step)
                     self.scheduler.reset_replica(replica, at_step)
 
-    def _apply(self, replica: ReplicaId, done: StepDone, now: float) -> None:
-        member = self.registry.member(replica)
-        assert member is not None
+    def _apply(self, done: StepDone, now: float) -> None:
+        member, result = done
         try:
-            events = self.scheduler.apply_result(replica, done.result, now)
+            events = self.scheduler.apply_result(member.replica, result, now)
         except ProtocolError as error:
             lost = self.registry.drop(member, f"it broke the protocol: {error}")
             self._take_worker_events(lost, now)
@@ -305,13 +315,11 @@ class Engine:
 
     def _finish_drains(self) -> None:
         for member in self.registry.members():
-            if (
-                member.state is WorkerState.DRAINING
-                and not member.drain_sent
-                and not member.in_flight
-                and self.scheduler.is_drained(member.replica)
-            ):
-                self.registry.send_drain(member)
+            if member.state is WorkerState.DRAINING and not member.drain_sent:
+                if not member.in_flight and self.scheduler.is_drained(member.replica):
+                    self.registry.send_drain(member)
+                else:
+                    self._has_changed = True  # the next turn looks again
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -322,7 +330,7 @@ class Engine:
 
     def _note_idle(self) -> None:
         """Checks the core's invariants once whenever all work is done."""
-        if self._live or self._is_checked:
+        if self._is_checked or self._live:
             return
         if all(not member.in_flight for member in self.registry.members()):
             pools = self.scheduler.replicas()

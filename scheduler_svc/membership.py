@@ -108,7 +108,7 @@ class WorkerLost:
 class StepDone(NamedTuple):
     """A replica answered a plan."""
 
-    replica: ReplicaId
+    member: Member
     result: StepResult
 
 

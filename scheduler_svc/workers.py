@@ -212,7 +212,7 @@ class WorkerRegistry:
         member.last_progress_s = now
         member.times.execute_s.add(result.execute_s)
         member.times.num_steps += 1
-        return [StepDone(member.replica, result)]
+        return [StepDone(member, result)]
 
     def _need_full_state(
         self, member: Member, message: worker_pb2.NeedFullState
