@@ -19,10 +19,9 @@ def apply_candidates(
 ) -> Iterator[tuple[Request, list[Event]]]:
     """Give each beam that still runs its candidates, and choose the next beams where all are
     there. Yields each search that has ended, still running, with its answers."""
-    generation_of = dict(zip(record.candidate_rows, record.candidate_generations, strict=True))
     for found in result.candidates:
         row = found.handle
-        if replica.table.generation[row] != generation_of[row]:
+        if row in record.left:
             continue
         seq = replica.table.sequence(row)
         group = seq.request.beams

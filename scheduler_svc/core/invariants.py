@@ -11,7 +11,6 @@ from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.prefix_index import IndexEntry, Parent
 from scheduler_svc.core.replica import MAX_PLANS_IN_FLIGHT, Replica
 from scheduler_svc.core.request import Request, Sequence
-from scheduler_svc.core.sequence_table import TAIL_TOKENS
 from scheduler_svc.core.states import SequenceState
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.ids import ReplicaId, RequestId
@@ -116,8 +115,7 @@ def _check_rows(replica: Replica, running: list[Sequence]) -> None:
             num_chosen = seq.request.beams.num_tokens
             assert 0 <= computed <= total and known == table.limit[row] == seq.num_prompt_tokens
             assert known <= total <= known + num_chosen <= total + 1
-        assert len(seq.token_ids) == table.num_listed[row] <= known
-        assert known - len(seq.token_ids) <= TAIL_TOKENS
+        assert len(seq.token_ids) + table.tail(row).size == known
         assert computed <= table.capacity[row] == len(seq.block_table) * table.block_size
         assert len(set(seq.block_table)) == len(seq.block_table), "a block twice in one table"
         assert seq.num_published_blocks * table.block_size <= computed

@@ -37,7 +37,7 @@ def score_prompts(replica: Replica, record: StepRecord, result: StepResult) -> l
     """What the step tells of prompts whose sequences still run where the plan meant them."""
     found, events = result.prompt_logprobs.by_handle(), []
     for row, places in record.prompt_places.items():
-        if row in found and replica.table.generation[row] == places.generation:
+        if row in found and row not in record.left:
             seq = replica.table.sequence(row)
             assert seq.num_scored == places.first, "a place of the prompt is lost or told twice"
             seq.num_scored = places.end

@@ -121,8 +121,7 @@ class StepPlanner:
         last = min(end, seq.num_prompt_tokens - 1)
         num_top = seq.request.new.num_prompt_logprobs
         if first <= last and num_top is not None:
-            generation = int(self._replica.table.generation[seq.row])
-            self._draft.score_prompt(seq.row, PromptPlaces(first, last + 1, num_top, generation))
+            self._draft.score_prompt(seq.row, PromptPlaces(first, last + 1, num_top))
 
     def _note_chunk(self, seq: Sequence, num_new: int, *, is_last: bool) -> None:
         """The story tells of a prompt's chunks once, when the last one is planned."""

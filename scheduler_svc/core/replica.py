@@ -28,8 +28,6 @@ class PromptPlaces(NamedTuple):
     first: int
     end: int
     num_top: int
-    generation: int
-    """Of its row."""
 
 
 class LeftRow(NamedTuple):
@@ -44,18 +42,14 @@ class LeftRow(NamedTuple):
 class StepRecord:
     """A plan in flight: what its result must fit, and what waits for it.
 
-    A row is still the plan's own while its generation is the one noted here.
+    A row is still the plan's own while it is not in `left`.
     """
 
     step: int
     sample_rows: Ints  # rows that sample, in the plan's order
     sample_index: RowIndex  # the same, to look into the table's arrays
     sample_handles: list[int]  # the same, as the result names them
-    sample_generations: Ints
-    num_left: int
-    """Sequences that had left the table when the plan was made."""
     chunk_rows: list[int]
-    chunk_generations: list[int]
     chunk_ends: list[int]
     """Tokens computed after this step, for each of chunk_rows."""
     blocks: list[list[int]] = field(default_factory=list)
@@ -66,13 +60,17 @@ class StepRecord:
     """What the step computes, where its time is to be learnt from."""
     candidate_rows: list[int] = field(default_factory=list)
     """Beams that give candidates, in the plan's order."""
-    candidate_generations: list[int] = field(default_factory=list)
     num_logprobs: dict[int, int] = field(default_factory=dict)
     """Sampling rows whose tokens' log-probabilities are told, each with how many likeliest ones."""
     prompt_places: dict[int, PromptPlaces] = field(default_factory=dict)
     """The same for rows whose prompts' are told, in the plan's order."""
     left: dict[int, LeftRow] = field(default_factory=dict)
-    """Rows whose sequences left while this plan was in flight; their failure must be heard."""
+    """Rows whose sequences left while this plan was in flight: what comes for them is not for
+    whoever has the row now; their failure must be heard."""
+
+    def names(self, row: int) -> bool:
+        """Whether the plan computes `row`."""
+        return row in self.sample_handles or row in self.chunk_rows or row in self.candidate_rows
 
 
 class Replica:
@@ -223,7 +221,7 @@ class Replica:
         seq.replica, seq.row = None, -1
         if seq.request.beams is not None:
             self._leave_beams(seq.request)
-        last = last_record or self.record_of(int(self.table.last_step[row]))
+        last = last_record or self.last_record(row)
         if last is None:
             self.kv.free(blocks)
         else:
@@ -268,6 +266,10 @@ class Replica:
     def record_of(self, step: int) -> StepRecord | None:
         """The plan of `step`, if it is in flight."""
         return next((record for record in self.in_flight if record.step == step), None)
+
+    def last_record(self, row: int) -> StepRecord | None:
+        """The last plan in flight that computes `row`."""
+        return next((record for record in reversed(self.in_flight) if record.names(row)), None)
 
     def defer(self, record: StepRecord, blocks: list[int]) -> None:
         """Drop the references of `blocks` when the plan of `record` is back."""

@@ -75,16 +75,15 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
 
 def _check_candidates(replica: Replica, record: StepRecord, result: StepResult) -> None:
     failed = {failure.handle for failure in result.failures}
-    given = zip(record.candidate_rows, record.candidate_generations, strict=True)
-    planned = [(row, generation) for row, generation in given if row not in failed]
-    if [row for row, _ in planned] != [found.handle for found in result.candidates]:
+    planned = [row for row in record.candidate_rows if row not in failed]
+    if planned != [found.handle for found in result.candidates]:
         raise ProtocolError(
             f"the candidates of the result of step {result.step} don't fit its plan"
         )
-    for (row, generation), found in zip(planned, result.candidates, strict=True):
+    for row, found in zip(planned, result.candidates, strict=True):
         if len(found.token_ids) != len(found.log_probs):
             raise ProtocolError("a beam's candidates and log-probabilities differ in number")
-        if replica.table.generation[row] != generation:
+        if row in record.left:
             continue  # it has left, and nobody waits for its candidates
         beams = replica.table.sequence(row).request.beams
         assert beams is not None
@@ -100,15 +99,10 @@ def take_failures(
 
     Of these nothing is published any more. Of others that left the row meanwhile what they left
     there is forgotten; they have ended, or are computed again."""
-    generation_of = {
-        **dict(zip(record.sample_rows.tolist(), record.sample_generations.tolist(), strict=True)),
-        **dict(zip(record.chunk_rows, record.chunk_generations, strict=True)),
-        **dict(zip(record.candidate_rows, record.candidate_generations, strict=True)),
-    }
     failed = []
     for failure in result.failures:
         row = failure.handle
-        if replica.table.generation[row] == generation_of[row]:
+        if row not in record.left:
             seq = replica.table.sequence(row)
         else:
             seq, blocks = record.left[row]
@@ -130,17 +124,14 @@ def apply_tokens(
     """
     table = replica.table
     rows, index = record.sample_rows, record.sample_index
-    if result.failures or table.num_left != record.num_left:
-        is_own = table.generation[index] == record.sample_generations
-        if result.failures:
-            answered = ~np.isin(rows, [failure.handle for failure in result.failures])
-            rows = rows[answered]
-            is_own = is_own[answered]
+    if record.left:  # with those that failed now
+        rows = np.array(result.handles, np.int64)
+        is_own = ~np.isin(rows, list(record.left))
         index = rows = rows[is_own]
         token_ids = token_ids[is_own]
     if record.chunk_rows:
         _publish_chunks(replica, record)
-    is_last = table.append_tokens(index, rows, token_ids)
+    is_last = table.append_tokens(index, token_ids)
     is_stop = table.is_stop(index, token_ids)
     is_last |= is_stop
     outcome = _outcome(replica, rows, token_ids, is_stop, is_last)
@@ -153,9 +144,8 @@ def apply_tokens(
 
 def _publish_chunks(replica: Replica, record: StepRecord) -> None:
     table = replica.table
-    chunks = zip(record.chunk_rows, record.chunk_generations, record.chunk_ends, strict=True)
-    for row, generation, end in chunks:
-        if table.generation[row] == generation:
+    for row, end in zip(record.chunk_rows, record.chunk_ends, strict=True):
+        if row not in record.left:
             replica.kv.publish(table.sequence(row), end)
 
 

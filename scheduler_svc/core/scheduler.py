@@ -212,13 +212,13 @@ class Scheduler:
         self._stories.now = now
         source = self._replicas[replica]
         record, token_ids = check_result(source, result)
-        source.in_flight.popleft()
         events: list[Event] = []
         if result.failures:
             for seq, message in take_failures(source, record, result):
                 if seq.state is not SequenceState.FINISHED:
                     kind = FailureKind.SEQUENCE_FAILED
                     events.append(self._endings.fail(seq.request, kind, message))
+        source.in_flight.popleft()  # whoever leaves until here is noted as left while it ran
         if record.prompt_places:
             events += score_prompts(source, record, result)
         outcome = apply_tokens(source, record, result, token_ids)

@@ -30,8 +30,8 @@ RowIndex = Ints | slice
 """Names rows of the arrays; a slice gives views, where an array would gather."""
 
 NO_TOKEN = -1
-TAIL_TOKENS = 256
-"""New tokens of a row that are kept in arrays before they move to the sequence's list."""
+TAIL_RESULTS = 128
+"""Results whose tokens are kept in an array before they move to the sequences' lists."""
 INITIAL_STOP_IDS = 1
 
 
@@ -49,25 +49,23 @@ class SequenceTable:
         self.block_size = block_size
         self.num_tokens: Ints = np.zeros(num_rows, np.int64)
         self.num_started: Ints = np.zeros(num_rows, np.int64)  # tokens that it came with
-        self.num_total: Ints = np.zeros(num_rows, np.int64)
-        self.num_computed: Ints = np.zeros(num_rows, np.int64)
+        self.planned: Ints = np.zeros((2, num_rows), np.int64)  # a decode moves both on
+        self.num_computed: Ints = self.planned[0]
+        self.num_total: Ints = self.planned[1]
         self.capacity: Ints = np.zeros(num_rows, np.int64)  # token slots of the block table
         self.limit: Ints = np.zeros(num_rows, np.int64)  # most tokens it may come to
-        self.last_step: Ints = np.zeros(num_rows, np.int64)  # last plan that names the row
-        self.generation: Ints = np.zeros(num_rows, np.int64)  # grows when a sequence leaves
         self._stop_ids: Ints = np.full((INITIAL_STOP_IDS, num_rows), NO_TOKEN, np.int64)
-        # A running sequence's list has its first `num_listed` tokens, the others are in the tail.
-        self.num_listed: Ints = np.zeros(num_rows, np.int64)
-        self._tail: npt.NDArray[np.uint32] = np.zeros((num_rows, TAIL_TOKENS), np.uint32)
+        # What came last, not in the sequences' lists yet: a column for each result, NO_TOKEN
+        # where it had no token for the row.
+        self._tail: Ints = np.full((num_rows, TAIL_RESULTS), NO_TOKEN, np.int64)
+        self._tail_size = 0
         self._sequences: list[Sequence | None] = [None] * num_rows
         self._refs: npt.NDArray[np.object_] = np.empty(num_rows, np.object_)
-        self._named_rows: Ints | None = None  # what refs gave last, while no row has changed
+        self._named_rows: bytes | None = None  # what refs gave last, while no row has changed
         self._names: list[SequenceRef] = []
         self.num_logprobs: dict[int, int] = {}
         """Rows whose tokens' log-probabilities are told, each with how many likeliest ones."""
         self.num_active = 0
-        self.num_left = 0
-        """How many sequences have left their rows; while it stays, so does every generation."""
         self.top = 0
         """Rows from here on have no sequence."""
 
@@ -91,9 +89,9 @@ class SequenceTable:
     def refs(self, rows: Ints) -> list[SequenceRef]:
         """The names of the sequences in `rows`, each of which has one. A step that gives tokens to
         the same sequences as the one before gets the same list, so that no name is touched."""
-        last = self._named_rows
-        if last is None or last.size != rows.size or (last != rows).nonzero()[0].size:
-            self._named_rows, self._names = rows, self._refs[rows].tolist()
+        named_rows = rows.tobytes()
+        if self._named_rows != named_rows:
+            self._named_rows, self._names = named_rows, self._refs[rows].tolist()
         return self._names
 
     def add(self, seq: Sequence, row: int, num_computed: int, limit: int) -> None:
@@ -101,12 +99,10 @@ class SequenceTable:
         assert self._sequences[row] is None, f"row {row} is taken"
         num_tokens = len(seq.token_ids)
         assert 0 <= num_computed < num_tokens <= limit
-        self.num_started[row] = self.num_listed[row] = num_tokens
-        self.num_tokens[row] = self.num_total[row] = num_tokens
+        self.num_started[row] = self.num_tokens[row] = self.num_total[row] = num_tokens
         self.num_computed[row] = num_computed
         self.capacity[row] = len(seq.block_table) * self.block_size
         self.limit[row] = limit
-        self.last_step[row] = 0
         self._set_stop_ids(row, seq)
         self._sequences[row] = seq
         self._refs[row] = seq.ref
@@ -124,37 +120,43 @@ class SequenceTable:
 
     def remove(self, row: int) -> None:
         """Take the sequence out of its row; its token list is complete afterwards."""
-        num_unlisted = int(self.num_tokens[row] - self.num_listed[row])
-        self.sequence(row).token_ids.frombytes(self._tail[row, :num_unlisted].tobytes())
-        self._sequences[row] = None
-        self._refs[row] = self._named_rows = None
+        self.sequence(row).token_ids.frombytes(self.tail(row).astype(np.uint32).tobytes())
+        self._tail[row] = NO_TOKEN
+        self._sequences[row] = self._refs[row] = None
+        self._named_rows = None
         self.limit[row] = self.num_total[row] = self.num_computed[row] = 0
-        self.generation[row] += 1
-        self.num_left += 1
         self.num_logprobs.pop(row, None)
         self.num_active -= 1
         while self.top and self._sequences[self.top - 1] is None:
             self.top -= 1
 
-    def append_tokens(self, index: RowIndex, rows: Ints, token_ids: Ints) -> Bools:
-        """One more token for each of `rows`, which `index` names as well; gives whether it is the
-        last that each may have."""
-        at = self.num_tokens[index]
-        column = at - self.num_listed[index]
-        full = (column == TAIL_TOKENS).nonzero()[0]
-        if full.size:
-            self._empty_tails(rows[full])
-            column %= TAIL_TOKENS
-        self._tail[rows, column] = token_ids
-        at += 1
-        self.num_tokens[index] = at
-        is_last: Bools = at >= self.limit[index]
+    def append_tokens(self, index: RowIndex, token_ids: Ints) -> Bools:
+        """One more token for each of the rows; gives whether it is the last that each may have."""
+        if self._tail_size == TAIL_RESULTS:
+            self._empty_tail()
+        self._tail[index, self._tail_size] = token_ids
+        self._tail_size += 1
+        num_tokens = self.num_tokens[index] + 1
+        self.num_tokens[index] = num_tokens
+        is_last: Bools = num_tokens >= self.limit[index]
         return is_last
 
-    def _empty_tails(self, rows: Ints) -> None:
-        self.num_listed[rows] += TAIL_TOKENS
-        for seq, tail in zip(self.sequences(rows.tolist()), self._tail[rows], strict=True):
-            seq.token_ids.frombytes(tail.tobytes())
+    def tail(self, row: int) -> Ints:
+        """The last tokens of a row, which are not in its sequence's list yet."""
+        tail = self._tail[row]
+        tokens: Ints = tail[tail != NO_TOKEN]
+        return tokens
+
+    def _empty_tail(self) -> None:
+        tails = self._tail[: self.top]
+        sequences = self._sequences[: self.top]
+        for seq, tail, is_token in zip(
+            sequences, tails.astype(np.uint32), tails != NO_TOKEN, strict=True
+        ):
+            if seq is not None:
+                seq.token_ids.frombytes(tail[is_token].tobytes())
+        self._tail.fill(NO_TOKEN)
+        self._tail_size = 0
 
     def is_stop(self, index: RowIndex, token_ids: Ints) -> Bools:
         """Whether each row's token is one that ends its sequence."""

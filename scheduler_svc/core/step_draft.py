@@ -18,7 +18,7 @@ class StepDraft:
     """Collects what a step does beside the steady decodes, which stay an array of rows."""
 
     def __init__(self, step: int) -> None:
-        self.record = StepRecord(step, NO_ROWS, NO_ROWS, [], NO_ROWS, 0, [], [], [])
+        self.record = StepRecord(step, NO_ROWS, NO_ROWS, [], [], [])
         self.start_rows: set[int] = set()
         self._starts: list[SequenceStart] = []
         self._append_rows: list[int] = []
@@ -158,23 +158,17 @@ class StepDraft:
     def fill_record(self, decode_rows: Ints, table: SequenceTable) -> None:
         """Note what the plan computes and samples, and count it in the rows of `table`."""
         record = self.record
-        index = row_index(decode_rows)
-        table.num_computed[index] += 1
+        record.sample_rows = decode_rows
+        record.sample_index = index = row_index(decode_rows)
+        table.planned[:, index] += 1
         for row, end in zip(record.chunk_rows, record.chunk_ends, strict=True):
             table.num_computed[row] = end
-            table.last_step[row] = record.step
-            record.chunk_generations.append(int(table.generation[row]))
         if self._beam_rows or self._prompt_rows:
             self._fill_candidates(table)
-        sampled = self._single_rows + self._sampled_rows
-        rows = decode_rows
-        if sampled:
-            index = rows = np.concatenate((decode_rows, np.array(sampled, np.int64)))
-        table.num_total[index] += 1
-        table.last_step[index] = record.step
-        record.sample_rows, record.sample_index = rows, index
-        record.sample_generations = np.array(table.generation[index])
-        record.num_left = table.num_left
+        if sampled := self._single_rows + self._sampled_rows:
+            table.num_total[sampled] += 1
+            record.sample_rows = np.concatenate((decode_rows, np.array(sampled, np.int64)))
+            record.sample_index = record.sample_rows
         if asked := table.num_logprobs:
             record.num_logprobs = {row: asked[row] for row in record.sample_handles if row in asked}
 
@@ -183,6 +177,4 @@ class StepDraft:
         for row in self._beam_rows:
             table.num_computed[row] += 1
             table.num_total[row] += 1
-            table.last_step[row] = record.step
         record.candidate_rows = self._beam_rows + self._prompt_rows
-        record.candidate_generations = [int(table.generation[r]) for r in record.candidate_rows]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core.messages import FailureKind, FinishReason
-from scheduler_svc.core.sequence_table import TAIL_TOKENS
+from scheduler_svc.core.sequence_table import TAIL_RESULTS
 from shared.errors import ProtocolError
 from shared.ids import RequestId
 from shared.plan import Candidates, SequenceFailure, StepResult
@@ -90,7 +90,7 @@ def test_a_failure_of_one_choice_fails_its_request() -> None:
 def test_a_long_answer_comes_whole_and_is_known_after_its_end() -> None:
     driver = Driver()
     driver.join()
-    num_tokens = 2 * TAIL_TOKENS + 3
+    num_tokens = 2 * TAIL_RESULTS + 3
     driver.submit(request := make_request("long", 5, num_tokens))
     driver.run()
     driver.check_answer(request)

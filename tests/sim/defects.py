@@ -49,11 +49,8 @@ def free_twice(patch: pytest.MonkeyPatch) -> None:
 
 def reuse_blocks_early(patch: pytest.MonkeyPatch) -> None:
     """Blocks of a sequence that left are free although a plan in flight writes to them."""
-
-    def record_of(self: Replica, step: int) -> StepRecord | None:
-        return None
-
-    patch.setattr(Replica, "record_of", record_of)
+    for name in ("record_of", "last_record"):
+        patch.setattr(Replica, name, lambda self, number: None)
 
 
 def lose_appends(patch: pytest.MonkeyPatch) -> None:
@@ -176,15 +173,19 @@ def keep_host_blocks(patch: pytest.MonkeyPatch) -> None:
 # -- plans and results ------------------------------------------------------------------------
 
 
-def forget_generations(patch: pytest.MonkeyPatch) -> None:
+def forget_who_left(patch: pytest.MonkeyPatch) -> None:
     """Late results, such as overshoot after an end, go to whoever has the row now."""
-    real = SequenceTable.remove
+    real = Replica.leave
 
-    def remove(self: SequenceTable, row: int) -> None:
-        real(self, row)
-        self.generation[row] -= 1
+    def leave(
+        self: Replica, seq: Sequence, state: SequenceState, last_record: StepRecord | None = None
+    ) -> None:
+        row = seq.row
+        real(self, seq, state, last_record)
+        for record in self.in_flight:
+            del record.left[row]
 
-    patch.setattr(SequenceTable, "remove", remove)
+    patch.setattr(Replica, "leave", leave)
 
 
 def reuse_handles_early(patch: pytest.MonkeyPatch) -> None:
@@ -317,7 +318,7 @@ DEFECTS: tuple[Defect, ...] = (
     skip_swaps_in,
     swap_out_tokens_in_flight,
     keep_host_blocks,
-    forget_generations,
+    forget_who_left,
     reuse_handles_early,
     overrun_the_budget,
     overrun_max_tokens,
