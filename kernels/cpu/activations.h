@@ -27,18 +27,20 @@ class Activations {
  public:
   Activations() = default;
   Activations(int max_rows, int max_columns, bool with_quants)
-      : max_rows_(max_rows),
-        max_columns_(max_columns),
+      : max_columns_(max_columns),
         with_quants_(with_quants),
-        values_(static_cast<size_t>(max_rows) * max_columns) {}
+        values_(static_cast<size_t>(max_rows) * max_columns) {
+    chunks_.reserve(max_rows);
+    if (!with_quants) return;
+    const int blocks_per_row = (max_columns + kBlock - 1) / kBlock;
+    bytes_ = Quants<int8_t>(max_rows, blocks_per_row);
+    words_ = Quants<int16_t>(max_rows, blocks_per_row);
+  }
 
   // Before rows are filled: how many there are and what reads them.
   void arrange(int num_rows, const Forms& forms) {
     chunks_.cut(num_rows);
     forms_ = with_quants_ ? forms : Forms{};
-    const int blocks_per_row = (max_columns_ + kBlock - 1) / kBlock;
-    if (forms_.bytes && bytes_.empty()) bytes_ = Quants<int8_t>(max_rows_, blocks_per_row);
-    if (forms_.words && words_.empty()) words_ = Quants<int16_t>(max_rows_, blocks_per_row);
   }
 
   const RowChunks& chunks() const { return chunks_; }
@@ -74,7 +76,6 @@ class Activations {
   }
 
  private:
-  int max_rows_ = 0;
   int max_columns_ = 0;
   bool with_quants_ = false;
   RowChunks chunks_;

@@ -1,9 +1,10 @@
-// Owned memory, aligned to a cache line and zeroed.
+// Owned memory, aligned to a cache line and zeroed. Much of it comes from the system when it is first
+// written, so that room for large steps costs nothing where there are none.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <new>
 
@@ -15,26 +16,26 @@ class Buffer {
   Buffer() = default;
 
   explicit Buffer(size_t size) : size_(size) {
-    const size_t bytes = (size * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    void* memory = std::aligned_alloc(kAlignment, bytes == 0 ? kAlignment : bytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    std::memset(memory, 0, bytes);
-    data_.reset(static_cast<T*>(memory));
+    memory_.reset(std::calloc(1, size * sizeof(T) + kAlignment));
+    if (memory_ == nullptr) throw std::bad_alloc();
+    const uintptr_t start = reinterpret_cast<uintptr_t>(memory_.get());
+    data_ = reinterpret_cast<T*>((start + kAlignment - 1) / kAlignment * kAlignment);
   }
 
-  T* data() { return data_.get(); }
-  const T* data() const { return data_.get(); }
-  T& operator[](size_t i) { return data_.get()[i]; }
-  const T& operator[](size_t i) const { return data_.get()[i]; }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  T& operator[](size_t i) { return data_[i]; }
+  const T& operator[](size_t i) const { return data_[i]; }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
 
  private:
   static constexpr size_t kAlignment = 64;
   struct Free {
-    void operator()(T* p) const { std::free(p); }
+    void operator()(void* p) const { std::free(p); }
   };
-  std::unique_ptr<T, Free> data_;
+  std::unique_ptr<void, Free> memory_;
+  T* data_ = nullptr;
   size_t size_ = 0;
 };
 

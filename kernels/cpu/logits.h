@@ -42,22 +42,26 @@ struct Best {
 
 struct LogitsOut {
   int32_t num_logits;
-  float* logits;  // [num_logits][vocab_size], of the first rows
+  float* logits;  // [num_logits][vocab_size], of the first places
   float* best_logits;  // [num_rows]
   int64_t* best_ids;  // [num_rows]
 };
 
 class LogitsProduct {
  public:
-  explicit LogitsProduct(int num_threads) : best_(num_threads) {}
+  LogitsProduct(int num_threads, int max_rows) : best_(num_threads) {
+    for (std::vector<Best>& of_thread : best_) of_thread.reserve(max_rows);
+  }
 
-  void run(ThreadPool& pool, const Matrix& matrix, const Activations& input, const LogitsOut& out) {
+  // `places`: where each row's results go in `out`
+  void run(ThreadPool& pool, const Matrix& matrix, const Activations& input, const std::vector<int>& places,
+           const LogitsOut& out) {
     const int num_rows = input.chunks().num_rows();
     for (std::vector<Best>& of_thread : best_) of_thread.assign(num_rows, Best());
     for_panel_runs(pool, matrix.num_panels(), input.chunks(),
                    [&](int first, int end, int first_chunk, int end_chunk, int thread) {
                      for (int panel = first; panel < end; ++panel) {
-                       multiply(matrix, panel, input, first_chunk, end_chunk, out, best_[thread]);
+                       multiply(matrix, panel, input, first_chunk, end_chunk, places, out, best_[thread]);
                      }
                    });
     for (int row = 0; row < num_rows; ++row) {
@@ -65,14 +69,15 @@ class LogitsProduct {
       for (const std::vector<Best>& of_thread : best_) {
         best.meet(of_thread[row].logit, of_thread[row].token_id);
       }
-      out.best_logits[row] = best.logit;
-      out.best_ids[row] = best.token_id;
+      out.best_logits[places[row]] = best.logit;
+      out.best_ids[places[row]] = best.token_id;
     }
   }
 
  private:
   static void multiply(const Matrix& matrix, int panel, const Activations& input, int first_chunk,
-                       int end_chunk, const LogitsOut& out, std::vector<Best>& best) {
+                       int end_chunk, const std::vector<int>& places, const LogitsOut& out,
+                       std::vector<Best>& best) {
     alignas(64) float block[kRowsPerPass * kPanel];
     multiply_panel(matrix, panel, input, first_chunk, end_chunk, block);
     const int first_row = input.chunks().start(first_chunk), end_row = input.chunks().start(end_chunk);
@@ -80,8 +85,9 @@ class LogitsProduct {
     for (int row = first_row; row < end_row; ++row) {
       const float* logits = block + (row - first_row) * kPanel;
       best[row].meet_panel(logits, first_id, count);
-      if (row < out.num_logits) {
-        std::copy_n(logits, count, out.logits + static_cast<size_t>(row) * matrix.num_rows + first_id);
+      const size_t place = places[row];
+      if (place < static_cast<size_t>(out.num_logits)) {
+        std::copy_n(logits, count, out.logits + place * matrix.num_rows + first_id);
       }
     }
   }

@@ -5,6 +5,8 @@
 // its share, and then on what others have left of theirs. A phase ends when its items are done, not when
 // every helper has come by, so a helper that the machine has taken off its core delays nobody but the item
 // in its hands. Helpers spin for a moment between the phases of a step and sleep between steps.
+//
+// Threads of another pool may visit: they have no shares, and take of the others'.
 #pragma once
 
 #include <atomic>
@@ -25,10 +27,26 @@ inline void pause_briefly() {
 #endif
 }
 
+// A wait for another thread: spins for some tens of microseconds, then gives way to others.
+class Waiting {
+ public:
+  void pause() {
+    if (num_spins_++ < kSpins) {
+      pause_briefly();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  static constexpr int kSpins = 2000;
+  int num_spins_ = 0;
+};
+
 class ThreadPool {
  public:
   // Takes what the system gives: a pool of fewer threads is slower, not wrong.
-  explicit ThreadPool(int num_threads) : shares_(num_threads) {
+  explicit ThreadPool(int num_threads, int max_visitors = 0) : shares_(num_threads + max_visitors) {
     helpers_.reserve(num_threads);
     try {
       for (int i = 1; i < num_threads; ++i) helpers_.emplace_back([this, i] { help(i); });
@@ -49,6 +67,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return static_cast<int>(helpers_.size()) + 1; }
+  // The numbers of threads and visitors are below this.
+  int max_threads() const { return static_cast<int>(shares_.size()); }
 
   // Wakes the helpers; they stay awake until end_step.
   void begin_step() {
@@ -63,11 +83,11 @@ class ThreadPool {
 
   // Calls body(item, thread) for every item in [0, num_items) and returns when all are done. Each thread
   // takes items one after the other from a part of its own, so that what it asks memory for ahead is its
-  // own next item, and then what the others have left. `thread` is below num_threads(); no two calls at
+  // own next item, and then what the others have left. `thread` is below max_threads(); no two calls at
   // once have the same. Not re-entrant.
   template <class Body>
   void run(int num_items, const Body& body) {
-    if (num_items <= 1 || helpers_.empty()) {
+    if (num_items <= 1 || (helpers_.empty() && num_visitors_.load(std::memory_order_relaxed) == 0)) {
       for (int item = 0; item < num_items; ++item) body(item, 0);
       return;
     }
@@ -86,12 +106,21 @@ class ThreadPool {
     body(0, 0);
     shares_[0].add_done();
     work(0);
-    for (int spins = 0; num_done() != wanted_; ++spins) {
-      if (spins < kSpins) {
-        pause_briefly();
-      } else {
-        std::this_thread::yield();
-      }
+    for (Waiting waiting; num_done() != wanted_; waiting.pause()) {
+    }
+  }
+
+  // Between them a visitor may work along, as thread `number`, from num_threads() on. The phase that runs
+  // when it comes may be over before it is noticed.
+  void enter() { num_visitors_.fetch_add(1, std::memory_order_relaxed); }
+  void leave() { num_visitors_.fetch_sub(1, std::memory_order_relaxed); }
+
+  // Takes items of the published phase until none is left.
+  void work(int thread) {
+    const int num_shares = max_threads();
+    for (int i = 0; i < num_shares; ++i) {
+      Share& share = shares_[(thread + i) % num_shares];
+      while (share.work_on_next(thread)) shares_[thread].add_done();
     }
   }
 
@@ -168,15 +197,6 @@ class ThreadPool {
     return sum;
   }
 
-  // Takes items of the published phase until none is left.
-  void work(int thread) {
-    const int num_shares = static_cast<int>(shares_.size());
-    for (int i = 0; i < num_shares; ++i) {
-      Share& share = shares_[(thread + i) % num_shares];
-      while (share.work_on_next(thread)) shares_[thread].add_done();
-    }
-  }
-
   void help(int thread) {
     uint32_t seen_phase = 0;
     int spins = 0;
@@ -206,9 +226,10 @@ class ThreadPool {
     num_sleeping_.fetch_sub(1);
   }
 
-  std::vector<Share> shares_;  // one for each thread
+  std::vector<Share> shares_;  // one for each thread and visitor
   uint32_t phase_ = 0;
   uint64_t wanted_ = 0;  // items of all phases
+  alignas(64) std::atomic<int> num_visitors_{0};
   alignas(64) std::atomic<int> num_sleeping_{0};  // what helpers look at while they wait: seldom written
   std::atomic<bool> in_step_{false};
   std::atomic<bool> stopping_{false};

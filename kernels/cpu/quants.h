@@ -52,6 +52,11 @@ class RowChunks {
     return static_cast<int>(static_cast<int64_t>(chunk) * num_rows / count(num_rows));
   }
 
+  void reserve(int max_rows) {
+    starts_.reserve(count(max_rows) + 1);
+    places_.reserve(max_rows);
+  }
+
   int num_rows() const { return num_rows_; }
   int count() const { return static_cast<int>(starts_.size()) - 1; }
   int start(int chunk) const { return starts_[chunk]; }
@@ -119,8 +124,6 @@ class Quants {
   Quants() = default;
   Quants(int max_rows, int blocks_per_row)
       : blocks_per_row_(blocks_per_row), data_(static_cast<size_t>(max_rows) * blocks_per_row * kRowBytes) {}
-
-  bool empty() const { return data_.empty(); }
 
   template <int kRows>
   const ChunkBlock<Quant, kRows>* chunk(int first_row, int block) const {
