@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from kernels.interface import HEAD_MAJOR, AttentionBatch
+from kernels.interface import AttentionBatch
 from scheduler_svc.text.tokenizer import TextModel
 from shared.model_files import read_model_spec
 from shared.model_spec import ModelSpec
 from worker_svc.config import EngineConfig
-from worker_svc.kv_cache import block_shape
+from worker_svc.kv_cache import pool_shape
 from worker_svc.models.registry import LoadedModel, load_model
 
 TEXT = Path(__file__).with_name("texts") / "coriolanus.txt"
@@ -59,8 +59,8 @@ def log_likelihoods(
     """For each of `token_ids` [n] int64 but the first: its log-probability, [n - 1] float64, and
     the likeliest token in its place, [n - 1] int64. n is at most the context's length."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    shape = (num_blocks, *block_shape(spec, BLOCK_SIZE, model.kv_dtype))
-    kv_cache = torch.empty_permuted(shape, HEAD_MAJOR, dtype=model.kv_dtype).zero_()
+    shape = pool_shape(spec, BLOCK_SIZE, model.kv_dtype, num_blocks)
+    kv_cache = torch.zeros(shape, dtype=model.kv_dtype)
     log_probs, best = [], []
     for start in range(0, len(token_ids) - 1, CHUNK_TOKENS):
         end = min(start + CHUNK_TOKENS, len(token_ids) - 1)

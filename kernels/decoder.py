@@ -100,8 +100,9 @@ class Decoder(Protocol):
         """Computes the step's tokens and stores their keys and values in `kv_cache` (in place).
 
         token_ids   [num_tokens] int64, in the row order of `batch`
-        kv_cache    [num_blocks, num_layers, 2, num_kv_heads, block_size, row_size]; what stands
-                    within a block is the decoder's own business
+        kv_cache    [num_slabs, num_layers, num_kv_heads, blocks_per_slab, 2, block_size, row_size],
+                    see `kernels.interface`; what stands in the keys and in the values of a block
+                    and head is the decoder's own business
         logit_rows  [n] int64, rows whose logits are wanted
         greedy_rows [m] int64, others of which the likeliest next token is all that is wanted
         """

@@ -1,11 +1,19 @@
 """The kernels' signatures: what every implementation must offer, over tensors alone.
 
-The KV cache of a replica is one tensor:
+The KV cache of a replica is one contiguous tensor of slabs, each of neighbouring blocks:
 
-    kv_cache  # [num_blocks, num_layers, 2, num_kv_heads, block_size, row_size]; 2 = keys, values
+    kv_cache  # [num_slabs, num_layers, num_kv_heads, blocks_per_slab, 2, block_size, row_size]
 
-On CUDA, and on the host for what is swapped out, it is BLOCK_MAJOR in memory; on the CPU it is
-HEAD_MAJOR.
+2 = keys, values. Block b is number b % blocks_per_slab of slab b // blocks_per_slab (`block_of`):
+
+    | slab 0                                                    | slab 1 ...
+    | layer 0, head 0       | layer 0, head 1       | ...       | layer 0, head 0       | ...
+    | block 0 | block 1 | ..| block 0 | block 1 | ..| ...       | block n | block n+1 |..| ...
+
+On CUDA, and on the host for what is swapped out, a slab is one block, so that a block is one run of
+bytes: a swap or a copy is one move. On the CPU it is many, so that a layer and head reads a context
+whose blocks are neighbours as a few long streams; and memory that the system gives when it is first
+written is taken slab by slab.
 
 row_size is head_dim; where the cache is int8 (on the CPU alone), a row is head_dim quants and the
 4 bytes of a float32 scale: a number is its quant times the scale, largest magnitude / 127.
@@ -23,17 +31,16 @@ import torch
 
 KV_SCALE_BYTES = 4
 
-# A KV cache's dimensions in the order in which they lie in memory; torch.empty_permuted takes it.
-BLOCK_MAJOR = (0, 1, 2, 3, 4, 5)
-"""A block over all layers is one contiguous run of bytes: a swap or a copy is one move."""
-HEAD_MAJOR = (1, 3, 0, 2, 4, 5)
-"""The blocks of a layer's head lie one after another, each its keys and then its values: a sequence
-whose blocks are neighbours is read as one stream."""
-
 
 def kv_row_size(head_dim: int, dtype: torch.dtype) -> int:
     """Elements that a KV cache of `dtype` has for the key, or the value, of a position and head."""
     return head_dim + (KV_SCALE_BYTES if dtype == torch.int8 else 0)
+
+
+def block_of(kv_cache: torch.Tensor, block: int) -> torch.Tensor:
+    """A block of a KV cache, as a view [num_layers, num_kv_heads, 2, block_size, row_size]."""
+    blocks_per_slab = kv_cache.shape[3]
+    return kv_cache[block // blocks_per_slab, :, :, block % blocks_per_slab]
 
 
 @dataclass(frozen=True, slots=True)

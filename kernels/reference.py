@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.interface import KV_SCALE_BYTES, AttentionBatch
+from kernels.interface import KV_SCALE_BYTES, AttentionBatch, block_of
 
 
 def write_kv(
@@ -20,11 +20,12 @@ def write_kv(
     slots: torch.Tensor,
 ) -> None:
     """See `Kernels.write_kv`."""
-    block_size = kv_cache.shape[4]
+    blocks_per_slab, block_size = kv_cache.shape[3], kv_cache.shape[5]
     blocks, offsets = slots // block_size, slots % block_size
-    # Two index tensors apart from each other put the indexed dimension first: [num_tokens, ...].
-    kv_cache[:, layer, 0][blocks, :, offsets] = _stored(keys, kv_cache.dtype)
-    kv_cache[:, layer, 1][blocks, :, offsets] = _stored(values, kv_cache.dtype)
+    slabs, places = blocks // blocks_per_slab, blocks % blocks_per_slab
+    # Index tensors apart from each other put the indexed dimension first: [num_tokens, ...].
+    kv_cache[:, layer, :, :, 0][slabs, :, places, offsets] = _stored(keys, kv_cache.dtype)
+    kv_cache[:, layer, :, :, 1][slabs, :, places, offsets] = _stored(values, kv_cache.dtype)
 
 
 def paged_attention(
@@ -37,13 +38,14 @@ def paged_attention(
     """See `Kernels.paged_attention`. Reads the batch's indices on the host."""
     output = torch.empty_like(query)
     starts = batch.query_start.tolist()
-    block_size = kv_cache.shape[4]
+    blocks_per_slab, block_size = kv_cache.shape[3], kv_cache.shape[5]
     for sequence, seq_len in enumerate(batch.seq_lens.tolist()):
         rows = slice(starts[sequence], starts[sequence + 1])
         if rows.start == rows.stop:
             continue
-        table = batch.block_tables[sequence, : -(-seq_len // block_size)]
-        output[rows] = _attend(query[rows], kv_cache[table.long(), layer], seq_len, scale)
+        table = batch.block_tables[sequence, : -(-seq_len // block_size)].long()
+        slabs, places = table // blocks_per_slab, table % blocks_per_slab
+        output[rows] = _attend(query[rows], kv_cache[:, layer][slabs, :, places], seq_len, scale)
     return output
 
 
@@ -57,7 +59,7 @@ def copy_blocks(
     for source_block, target_block in zip(
         source_blocks.tolist(), target_blocks.tolist(), strict=True
     ):
-        target[target_block].copy_(source[source_block])
+        block_of(target, target_block).copy_(block_of(source, source_block))
 
 
 def _stored(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -85,13 +87,13 @@ def _attend(query: torch.Tensor, blocks: torch.Tensor, seq_len: int, scale: floa
     """Attention of one sequence's last rows.
 
     query   [num_rows, num_heads, head_dim]
-    blocks  [num_blocks, 2, num_kv_heads, block_size, row_size], the sequence's in order
+    blocks  [num_blocks, num_kv_heads, 2, block_size, row_size], the sequence's in order
     """
     num_rows, num_heads, head_dim = query.shape
-    num_kv_heads = blocks.shape[2]
+    num_kv_heads = blocks.shape[1]
     group = num_heads // num_kv_heads
     # [2, num_kv_heads, seq_len, head_dim]
-    key, value = _loaded(blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len])
+    key, value = _loaded(blocks.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :seq_len])
     # The query heads of one KV head are rows of one matrix, so its keys are read once:
     # [num_kv_heads, num_rows * group, head_dim], row-major over (row, head of the group).
     packed = query.reshape(num_rows, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)

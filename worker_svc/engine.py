@@ -86,7 +86,7 @@ def load_engine(
     sample_tokens = min(PREFILL_TOKENS[device.type], most_tokens)
     capacity = Capacity(
         num_device_blocks=num_blocks,
-        num_host_blocks=len(runner.cache.host_blocks),
+        num_host_blocks=runner.cache.num_host_blocks,
         block_size=config.block_size,
         max_num_batched_tokens=max_tokens,
         max_num_seqs=config.max_num_seqs,

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from kernels.interface import block_of
 from shared.plan import CacheOp, CacheOpKind, SequenceStart, StepPlan
 from shared.sampling import SamplingParams
 from worker_svc.kv_cache import KvCache
@@ -57,7 +58,7 @@ def _prefill_plan(num_tokens: int, block_size: int) -> StepPlan:
 def copy_rate(cache: KvCache) -> float:
     """Bytes per second from device to host pool: the best of a first copy, which maps the memory,
     and NUM_TRIALS more."""
-    num_blocks = min(len(cache.device_blocks), len(cache.host_blocks), MAX_COPIED_BLOCKS)
+    num_blocks = min(cache.num_device_blocks, cache.num_host_blocks, MAX_COPIED_BLOCKS)
     if not num_blocks:
         return COPY_BYTES_PER_S
     blocks = range(num_blocks)
@@ -69,7 +70,7 @@ def copy_rate(cache: KvCache) -> float:
         cache.run([op])
         _finish_queued(cache.device_blocks.device)
         seconds = min(seconds, time.perf_counter() - started_s)
-    return num_blocks * cache.host_blocks[0].nbytes / seconds
+    return num_blocks * block_of(cache.host_blocks, 0).nbytes / seconds
 
 
 def _finish_queued(device: torch.device) -> None:

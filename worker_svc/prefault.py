@@ -1,12 +1,12 @@
 """Gets memory for the KV cache from the system before it is written.
 
-Fresh memory comes in huge pages, and the pages of one range of blocks, one for each layer and head,
-would all come in the step that writes the first of these blocks: half a second on machines whose
-own memory is virtual. So a thread asks for them ahead: while no step runs, and for what is wanted
-soon now and then beside steps.
+Fresh memory comes in huge pages, and the step that writes the first block of a slab would get those
+of the whole slab: tens of milliseconds on machines whose own memory is virtual. So a thread asks
+for them ahead, in the order of addresses: while no step runs, and for what is wanted soon now and
+then beside steps.
 
-    blocks   0 ... highest in use ... + a range of pieces ... + AHEAD_BYTES ...
-    pages        are there        | also beside steps     | while idle    | not yet
+    slabs    0 ... that of the highest block in use ... + NEAR_BYTES ... + AHEAD_BYTES ...
+    pages                     are there                 | beside steps   | while idle  | not yet
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import mmap
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernels.interface import HEAD_MAJOR
 from worker_svc.kv_cache import KvCache
 from worker_svc.model_runner import ModelRunner
 
@@ -28,8 +27,11 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 2 << 20
 """A huge page."""
+NEAR_BYTES = 64 << 20
+"""How much of the cache beyond what is in use is got beside steps: more than a second's prompts
+take."""
 AHEAD_BYTES = 512 << 20
-"""How much of the cache is got before blocks of it are in use."""
+"""The same while no step runs."""
 IDLE_S = 0.02
 """No step for so long is an idle moment."""
 BESIDE_STEPS_S = 0.05
@@ -42,56 +44,36 @@ POPULATE_WRITE = 23
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of the memory of the blocks from `first_block` on, in one layer and head."""
+    """Part of the cache's memory."""
 
-    first_block: int
     address: int
     num_bytes: int
 
 
-def pieces(cache: KvCache) -> Iterator[Piece]:
-    """The memory of a CPU's device pool, range of blocks by range of blocks."""
-    in_order = cache.device_blocks.permute(HEAD_MAJOR)
-    num_runs = in_order.shape[0] * in_order.shape[1]
-    run_bytes = in_order.nbytes // num_runs
-    block_bytes = run_bytes // in_order.shape[2]
-    for start in range(0, run_bytes, PIECE_BYTES):
-        for run in range(num_runs):
-            yield Piece(
-                start // block_bytes,
-                in_order.data_ptr() + run * run_bytes + start,
-                min(PIECE_BYTES, run_bytes - start),
-            )
-
-
 class Prefault:
-    """Walks through a cache's pieces; `may_get` says when the next one is due."""
+    """Walks through the memory of a CPU's device pool, from its first slab to its last."""
 
     def __init__(self, cache: KvCache) -> None:
-        blocks = cache.device_blocks
-        block_bytes = blocks.nbytes // len(blocks)
-        num_runs = blocks.shape[1] * blocks.shape[3]
-        self._ahead_blocks = AHEAD_BYTES // block_bytes
-        self._near_blocks = PIECE_BYTES * num_runs // block_bytes
-        self._pieces = pieces(cache)
-        self._next = next(self._pieces, None)
+        slabs = cache.device_blocks
+        self._blocks_per_slab = slabs.shape[3]
+        self._slab_bytes = slabs.nbytes // len(slabs)
+        self._begin = self._next = slabs.data_ptr()
+        self._end = self._begin + slabs.nbytes
 
     @property
     def is_done(self) -> bool:
-        return self._next is None
+        return self._next == self._end
 
-    def may_get(self, highest_block: int, *, is_idle: bool) -> bool:
-        """Whether to get a piece now; `highest_block` is the highest one that is or was in use."""
-        if self._next is None:
-            return False
-        distance = self._next.first_block - highest_block
-        return distance <= (self._ahead_blocks if is_idle else self._near_blocks)
-
-    def take(self) -> Piece:
-        """The next piece, which `may_get` allowed."""
-        assert self._next is not None
-        taken, self._next = self._next, next(self._pieces, None)
-        return taken
+    def take(self, highest_block: int, *, is_idle: bool) -> Piece | None:
+        """The next piece, if it is due; `highest_block` is the highest one that is or was in use.
+        Slabs before its own are in use too."""
+        in_use = self._begin + highest_block // self._blocks_per_slab * self._slab_bytes
+        ahead = in_use + self._slab_bytes + (AHEAD_BYTES if is_idle else NEAR_BYTES)
+        start = max(self._next, in_use)
+        if start >= min(ahead, self._end):
+            return None
+        self._next = min(start + PIECE_BYTES, self._end)
+        return Piece(start, self._next - start)
 
 
 def start(runner: ModelRunner, idle_after: Callable[[], int | None]) -> None:
@@ -114,9 +96,10 @@ def _run(runner: ModelRunner, idle_after: Callable[[], int | None]) -> None:
         if step is None or step != idle_step:
             time.sleep(BESIDE_STEPS_S if step is None else IDLE_S)
             idle_step = step if step == idle_after() else None
-        if not prefault.may_get(runner.state.highest_block, is_idle=idle_step is not None):
+        piece = prefault.take(runner.state.highest_block, is_idle=idle_step is not None)
+        if piece is None:
             time.sleep(REST_S)
-        elif not populate(prefault.take()):
+        elif not populate(piece):
             log.debug("no memory ahead of its use: errno %d", ctypes.get_errno())
             return
 

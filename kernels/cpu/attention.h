@@ -58,7 +58,7 @@ struct TileRuns {
     const int32_t* block = queries.block_table + tile * kTile / cache.block_size;
     int offset = tile * kTile % cache.block_size;
     for (int g = 0; g < num_groups(); ++block) {
-      const Element* run = cache.run(*block, layer, 0, kv_head);
+      const Element* run = cache.keys(*block, layer, kv_head);
       for (; offset < cache.block_size && g < num_groups(); offset += simd::kLanes, ++g) {
         keys[g] = run + offset / simd::kLanes * cache.group_size();
         values[g] = keys[g] + cache.run_size();

@@ -30,7 +30,7 @@ from kernels.decoder import (
     StepLogits,
     StoredMatrix,
 )
-from kernels.interface import HEAD_MAJOR, AttentionBatch, kv_row_size
+from kernels.interface import AttentionBatch, kv_row_size
 from kernels.logits import drawn_best
 from shared.model_spec import ModelSpec
 
@@ -216,15 +216,16 @@ class NativeDecoder:
     def _take_cache(self, kv_cache: torch.Tensor) -> None:
         """The steps from now on are of this cache."""
         spec = self._spec
-        num_blocks, block_size = kv_cache.shape[0], kv_cache.shape[4]
+        num_slabs, num_layers, num_kv_heads, blocks_per_slab, _, block_size, _ = kv_cache.shape
         row_size = kv_row_size(spec.head_dim, self._kv_dtype)
-        run_shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
-        assert kv_cache.shape[1:] == run_shape, f"KV cache of shape {tuple(kv_cache.shape)}"
-        assert kv_cache.dtype == self._kv_dtype and kv_cache.permute(HEAD_MAJOR).is_contiguous()
+        assert (num_layers, num_kv_heads) == (spec.num_layers, spec.num_kv_heads)
+        assert kv_cache.shape[4] == 2 and kv_cache.shape[6] == row_size
+        assert kv_cache.dtype == self._kv_dtype and kv_cache.is_contiguous()
         assert block_size % self._lanes == 0, f"block_size is not a multiple of {self._lanes}"
         self._kv_cache = kv_cache
         self._step.kv_cache = kv_cache.data_ptr()
-        self._step.num_blocks, self._step.block_size = num_blocks, block_size
+        self._step.num_blocks = num_slabs * blocks_per_slab
+        self._step.blocks_per_slab, self._step.block_size = blocks_per_slab, block_size
 
     def _logits_of(self, num_rows: int) -> torch.Tensor:
         """Room for the logits of a step, the same in each: megabytes that are new to the process

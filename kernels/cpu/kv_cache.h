@@ -1,13 +1,12 @@
 // The paged KV cache as this decoder lays it out.
 //
-// It is [num_layers, num_kv_heads, num_blocks, 2] runs, so that blocks that are neighbours are read as one
-// stream, and a run groups of kLanes positions. A group of int8
-// begins with its positions' scales in float32: a number is a quant times its position's scale. Then
-// vectors stand in pairs. Keys: [head_dim / 2], a pair being two dimensions of kLanes positions, so that
-// their scores need no sums across lanes. Values: [kLanes / 2][head_dim / kLanes], a pair being kLanes
-// dimensions of two positions. A pair of bfloat16 is taken apart in two instructions: one vector stands in
-// the lower halves of its 32-bit words, the other in the upper halves. Those of other types stand one
-// after the other.
+// It is [num_slabs, num_layers, num_kv_heads, blocks_per_slab, 2] runs, so that blocks that are neighbours in
+// a slab are read as one stream, and a run groups of kLanes positions. A group of int8 begins with its
+// positions' scales in float32: a number is a quant times its position's scale. Then vectors stand in
+// pairs. Keys: [head_dim / 2], a pair being two dimensions of kLanes positions, so that their scores need
+// no sums across lanes. Values: [kLanes / 2][head_dim / kLanes], a pair being kLanes dimensions of two
+// positions. A pair of bfloat16 is taken apart in two instructions: one vector stands in the lower halves
+// of its 32-bit words, the other in the upper halves. Those of other types stand one after the other.
 #pragma once
 
 #include <algorithm>
@@ -86,31 +85,46 @@ inline float put_scale(const float* vector, int size, int8_t* scale) {
 
 template <class Element>  // float, uint16_t for bfloat16, or int8_t
 struct KvCache {
+  KvCache(Element* data, int blocks_per_slab, int num_layers, int num_kv_heads, int block_size, int head_dim)
+      : data(data),
+        blocks_per_slab(static_cast<uint32_t>(blocks_per_slab)),
+        num_kv_heads(num_kv_heads),
+        block_size(block_size),
+        head_dim(head_dim),
+        head_size(int64_t{2} * blocks_per_slab * run_size()),
+        slab_size(head_size * num_layers * num_kv_heads) {}
+
   Element* data;
-  int64_t num_blocks;
+  uint32_t blocks_per_slab;  // unsigned divisions take fewer instructions
   int num_kv_heads;
   int block_size;
   int head_dim;
+  int64_t head_size;  // elements of a layer and head in a slab
+  int64_t slab_size;
 
   int group_size() const { return simd::kLanes * (head_dim + kScaleSize<Element>); }  // elements
   int run_size() const { return block_size / simd::kLanes * group_size(); }
 
-  Element* run(int64_t block, int layer, int kind, int kv_head) const {
+  // The keys of a block; its values are the next run.
+  Element* keys(int32_t block, int layer, int kv_head) const {
+    const uint32_t slab = static_cast<uint32_t>(block) / blocks_per_slab;
+    const uint32_t place = static_cast<uint32_t>(block) % blocks_per_slab;
     const int64_t head = static_cast<int64_t>(layer) * num_kv_heads + kv_head;
-    return data + ((head * num_blocks + block) * 2 + kind) * run_size();
+    return data + slab * slab_size + head * head_size + place * int64_t{2} * run_size();
   }
 
   void write(int64_t slot, int layer, int kv_head, const float* key, const float* value) const {
-    const int64_t block = slot / block_size;
+    const int32_t block = static_cast<int32_t>(slot / block_size);
     const int offset = static_cast<int>(slot % block_size);
     const int place = offset % simd::kLanes, group = offset / simd::kLanes * group_size();
-    write_vector(run(block, layer, 0, kv_head) + group, place, key, [&](Element* pairs, const auto& number) {
+    Element* run = keys(block, layer, kv_head) + group;
+    write_vector(run, place, key, [&](Element* pairs, const auto& number) {
       for (int d = 0; d < head_dim; d += 2) {
         put_in_pair(pairs + d * simd::kLanes, 0, place, number(d));
         put_in_pair(pairs + d * simd::kLanes, 1, place, number(d + 1));
       }
     });
-    write_vector(run(block, layer, 1, kv_head) + group, place, value, [&](Element* pairs, const auto& number) {
+    write_vector(run + run_size(), place, value, [&](Element* pairs, const auto& number) {
       pairs += place / 2 * 2 * head_dim;
       for (int d = 0; d < head_dim; d += simd::kLanes) {
         QUIRE_UNROLL for (int i = 0; i < simd::kLanes; ++i) {

@@ -106,6 +106,7 @@ class Step(ctypes.Structure):
         ("table_size", c_int32),
         ("block_size", c_int32),
         ("num_blocks", c_int64),
+        ("blocks_per_slab", c_int32),
         ("num_logit_rows", c_int32),
         ("token_ids", c_void_p),
         ("positions", c_void_p),

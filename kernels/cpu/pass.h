@@ -225,8 +225,9 @@ class Pass {
   void run_layers(const Step& step) {
     int num_rows = step.num_tokens;
     AttentionPlan* plan = &plan_;
-    const KvCache<Element> cache{static_cast<Element*>(step.kv_cache), step.num_blocks,
-                                 config_.num_kv_heads, step.block_size, config_.head_dim};
+    const KvCache<Element> cache{static_cast<Element*>(step.kv_cache), step.blocks_per_slab,
+                                 config_.num_layers, config_.num_kv_heads, step.block_size,
+                                 config_.head_dim};
     const float* added = nullptr;
     const Buffer<float>* bias = nullptr;
     for (int index = 0; index < config_.num_layers; ++index) {

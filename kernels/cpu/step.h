@@ -30,6 +30,7 @@ struct Step {
   int32_t table_size;
   int32_t block_size;
   int64_t num_blocks;
+  int32_t blocks_per_slab;
   int32_t num_logit_rows;
   const int64_t* token_ids;
   const int64_t* positions;

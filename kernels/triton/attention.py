@@ -39,7 +39,7 @@ def paged_attention(
     num_seqs = batch.seq_lens.shape[0]
     if num_seqs == 0:
         return output
-    keys, values = kv_cache[:, layer, 0], kv_cache[:, layer, 1]
+    keys, values = kv_cache[:, layer, :, 0, 0], kv_cache[:, layer, :, 0, 1]
     scale = scale * math.log2(math.e)
     _decode(query, keys, values, batch, scale, output)
     if batch.max_query_len > 1:
@@ -145,11 +145,11 @@ def _strides(query: torch.Tensor, keys: torch.Tensor, batch: AttentionBatch) -> 
 
 
 def _check(query: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch) -> None:
-    assert query.dim() == 3 and kv_cache.dim() == 6
+    assert query.dim() == 3 and kv_cache.dim() == 7
     assert query.dtype in _TRITON_TYPES and kv_cache.dtype in _TRITON_TYPES
     _, num_heads, head_dim = query.shape
-    num_kv_heads, block_size = kv_cache.shape[3:5]
-    assert kv_cache.shape[5] == head_dim and head_dim in _HEAD_DIMS
+    num_kv_heads, blocks_per_slab, _, block_size, row_size = kv_cache.shape[2:]
+    assert blocks_per_slab == 1 and row_size == head_dim and head_dim in _HEAD_DIMS
     assert num_heads % num_kv_heads == 0
     assert block_size > 0 and block_size % _BLOCK_SIZE_STEP == 0
     assert query.stride(2) == 1 and kv_cache.is_contiguous()

@@ -45,7 +45,7 @@ def copy_blocks(
     run beside the host, which must leave the blocks alone until the stream has passed.
     """
     assert source.dtype == target.dtype and source.shape[1:] == target.shape[1:]
-    assert source.is_contiguous() and target.is_contiguous()
+    assert source.is_contiguous() and target.is_contiguous() and source.shape[3] == 1
     assert source_blocks.shape == target_blocks.shape
     if source_blocks.numel() == 0:
         return

@@ -58,14 +58,14 @@ def write_kv(
 ) -> None:
     """See `Kernels.write_kv`. Both inputs may be views whose last dimension is contiguous."""
     num_tokens, num_kv_heads, head_dim = keys.shape
-    assert values.shape == keys.shape and kv_cache.dim() == 6
-    assert kv_cache.shape[3] == num_kv_heads and kv_cache.shape[5] == head_dim
+    assert values.shape == keys.shape and kv_cache.dim() == 7
+    assert kv_cache.shape[2:4] == (num_kv_heads, 1) and kv_cache.shape[6] == head_dim
     assert keys.stride(2) == values.stride(2) == 1 and kv_cache.is_contiguous()
     assert slots.dtype == torch.int64 and slots.shape == (num_tokens,) and slots.is_contiguous()
     assert keys.device == values.device == kv_cache.device == slots.device
     if num_tokens == 0:
         return
-    key_cache, value_cache = kv_cache[:, layer, 0], kv_cache[:, layer, 1]
+    key_cache, value_cache = kv_cache[:, layer, :, 0, 0], kv_cache[:, layer, :, 0, 1]
     write_kernel[(num_tokens, triton.cdiv(num_kv_heads * head_dim, ELEMENTS))](
         keys,
         values,
@@ -81,9 +81,9 @@ def write_kv(
 
 def write_options(kv_cache: torch.Tensor) -> dict[str, int]:
     """Compile-time arguments of `write_kernel`."""
-    num_kv_heads, block_size, head_dim = kv_cache.shape[3:]
+    block_size, head_dim = kv_cache.shape[5:]
     return {
-        "NUM_KV_HEADS": num_kv_heads,
+        "NUM_KV_HEADS": kv_cache.shape[2],
         "HEAD_DIM": head_dim,
         "BLOCK_SIZE": block_size,
         "ELEMENTS": ELEMENTS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionBatch, block_of
 
 NUM_LAYERS = 2
 LAYER = 1
@@ -23,6 +23,7 @@ class Shape:
     block_size: int
     query_dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype = torch.float32
+    blocks_per_slab: int = 1
 
     @property
     def scale(self) -> float:
@@ -56,7 +57,9 @@ def make_case(
     order = torch.randperm(num_blocks, generator=generator)
     # Beyond a sequence's blocks a table may hold anything, so it holds what would fault.
     tables = torch.full((len(lengths), max(counts) + 1), 2**30, dtype=torch.int32)
-    dims = (num_blocks, NUM_LAYERS, 2, shape.num_kv_heads, size, shape.head_dim)
+    per_slab = shape.blocks_per_slab
+    heads = (NUM_LAYERS, shape.num_kv_heads)
+    dims = (-(-num_blocks // per_slab), *heads, per_slab, 2, size, shape.head_dim)
     cache = torch.full(dims, float("nan"), dtype=shape.cache_dtype)
     keys, values, slots, positions = [], [], [], []
     taken = 0
@@ -67,8 +70,10 @@ def make_case(
         key, value = kv.to(shape.cache_dtype)
         every = torch.arange(seq_len)
         at = slots_of(tables[i], every, size)
-        cache[at // size, LAYER, 0, :, at % size] = key
-        cache[at // size, LAYER, 1, :, at % size] = value
+        for position, slot in enumerate(at.tolist()):
+            block = block_of(cache, slot // size)[LAYER]
+            block[:, 0, slot % size] = key[position]
+            block[:, 1, slot % size] = value[position]
         keys.append(key)
         values.append(value)
         slots.append(at[seq_len - num_new :])

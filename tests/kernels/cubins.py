@@ -104,7 +104,7 @@ def compile_all(capability: int) -> Iterator[Compiled]:
         if capability not in capabilities:
             continue
         query = torch.empty(4, num_heads, head_dim, dtype=dtype, device="meta")
-        cache_shape = (4, 2, 2, num_kv_heads, block_size, head_dim)
+        cache_shape = (4, 2, num_kv_heads, 1, 2, block_size, head_dim)
         kv_cache = torch.empty(cache_shape, dtype=dtype, device="meta")
         shape = f"{num_heads}/{num_kv_heads} heads of {head_dim} {_NAMES[dtype]}"
         for kernel, arguments, options in _launches(query, kv_cache):
@@ -119,7 +119,7 @@ def _launches(
     query: torch.Tensor, kv_cache: torch.Tensor
 ) -> Iterator[tuple[Any, list[Any], Mapping[str, Any]]]:
     """(kernel, its arguments in order, its options), as the launchers pass them."""
-    keys = kv_cache[:, 0, 0]
+    keys = kv_cache[:, 0, :, 0, 0]
     int32 = torch.empty(4, dtype=torch.int32, device="meta")
     int64 = torch.empty(4, dtype=torch.int64, device="meta")
     floats = torch.empty(4, device="meta")

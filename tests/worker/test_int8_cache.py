@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.interface import block_of
 from shared.errors import ConfigError
 from shared.model_files import read_model_spec
 from shared.plan import CacheOp, CacheOpKind, SequenceStart, StepPlan
@@ -74,7 +75,8 @@ def test_swapped_out_and_in_again_goes_on(path: Path, backend: str) -> None:
     tokens = [*runner.execute(prefill([0, 1, 2, 3])).token_ids, *decode(runner, 2)]
     out = CacheOp(1, CacheOpKind.SWAP_OUT, [0, 1, 2], [4, 3, 5])
     runner.execute(StepPlan(step=4, base_step=3, finished_handles=[0], cache_ops=[out]))
-    runner.cache.device_blocks[:4] = -1
+    for block in range(4):
+        block_of(runner.cache.device_blocks, block)[:] = -1
     back = CacheOp(2, CacheOpKind.SWAP_IN, [4, 3, 5], [20, 21, 22])
     again = CacheOp(3, CacheOpKind.COPY, [22], [23])
     resumed = start([20, 21, 23, 24], [*PROMPT, *tokens], computed=22)

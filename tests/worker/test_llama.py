@@ -23,7 +23,7 @@ from tests.worker.tiny_llama import (
     save_safetensors,
 )
 from worker_svc.input_batch import build_batch
-from worker_svc.kv_cache import block_shape
+from worker_svc.kv_cache import pool_shape
 from worker_svc.models.layers import linear
 from worker_svc.request_state import RequestState
 
@@ -60,7 +60,7 @@ def logits_by_step(path: Path, prompts: list[list[int]], chunks: list[int]) -> l
         num_blocks=64,
         vocab_size=spec.vocab_size,
     )
-    cache = torch.full((64, *block_shape(spec, BLOCK_SIZE, torch.float32)), float("nan"))
+    cache = torch.full(pool_shape(spec, BLOCK_SIZE, torch.float32, 64, 5), float("nan"))
     # Blocks of the sequences lie mixed, so that only the block table finds them.
     num_blocks = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
     shuffled = np.random.default_rng(3).permutation(sum(num_blocks)).tolist()
@@ -168,7 +168,7 @@ def test_half_precision_stays_near_float32(tmp_path: Path) -> None:
     assert batch is not None
     expected = reference_logits(model, prompt)[-1]
     for dtype in (torch.bfloat16, torch.float16):
-        cache = torch.zeros(2, *block_shape(spec, BLOCK_SIZE, dtype), dtype=dtype)
+        cache = torch.zeros(pool_shape(spec, BLOCK_SIZE, dtype, 2), dtype=dtype)
         decoder = load_decoder(spec, dtype)
         logits = decoder.forward(batch.token_ids, batch.attention, cache, batch.logit_rows).logits[
             0

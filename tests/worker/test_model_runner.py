@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from kernels.interface import block_of
 from shared.errors import ProtocolError
 from shared.plan import CacheOp, CacheOpKind, SequenceStart, StepPlan
 from shared.sampling import SamplingParams
@@ -236,7 +237,7 @@ def test_unsound_logits_fail_one_sequence_and_spare_the_others(
 ) -> None:
     """FIELD-FAILURES 1: an error in one sequence's step is lost when others decode in it."""
     runner.execute(prefill(1, [start(0), start(1, [5, 6], table=[40])]))
-    runner.cache.device_blocks[40] = float("nan")  # what sequence 1 has computed
+    block_of(runner.cache.device_blocks, 40)[:] = float("nan")  # what sequence 1 has computed
     result = runner.execute(StepPlan(step=2, base_step=1, decode_handles=[1, 0]))
     assert (result.handles, result.token_ids) == ([0], expected[1:2])
     assert [(f.handle, f.message) for f in result.failures] == [(1, "its logits are not finite")]

@@ -10,9 +10,10 @@ from kernels.cpu.build import detect_isa, find_or_build
 from kernels.cpu.decoder import Compute, NativeDecoder
 from kernels.cpu.library import load_library
 from kernels.decoder import DecoderWeights
-from kernels.interface import HEAD_MAJOR, AttentionBatch, kv_row_size
+from kernels.interface import AttentionBatch, kv_row_size
 from shared.model_spec import ModelSpec
 
+BLOCKS_PER_SLAB = 3
 KV_DTYPES: dict[Compute, torch.dtype] = {"float32": torch.float32, "auto": torch.bfloat16}
 
 
@@ -61,9 +62,11 @@ class PagedRun:
         self.tables = [list(part) for part in order[: sum(needed)].int().split(needed)]
         dtype = kv_dtype or KV_DTYPES[compute]
         row_size = kv_row_size(spec.head_dim, dtype)
-        shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, row_size)
+        heads = (spec.num_layers, spec.num_kv_heads)
+        num_slabs = -(-num_blocks // BLOCKS_PER_SLAB)
+        shape = (num_slabs, *heads, BLOCKS_PER_SLAB, 2, block_size, row_size)
         nan = -1 if dtype == torch.int8 else torch.nan  # the bytes of a scale that is NaN
-        self.kv_cache = torch.empty_permuted(shape, HEAD_MAJOR, dtype=dtype).fill_(nan)
+        self.kv_cache = torch.full(shape, nan, dtype=dtype)
 
     def step(self, num_new: Sequence[int]) -> list[torch.Tensor]:
         """Computes the next `num_new[i]` tokens of sequence i (0: it is not in the step); returns
