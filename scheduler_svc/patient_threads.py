@@ -15,14 +15,22 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def patient_threads() -> Iterator[None]:
     """Threads that start within preempt nobody when they wake up: SCHED_BATCH, which they inherit
-    (man 7 sched). Where the system has or allows no such thing they are like others."""
-    try:
-        policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except (AttributeError, OSError):
-        yield
-        return
+    (man 7 sched). Where the system has or allows no such thing, or the process is scheduled in
+    another way than most, they are like others."""
+    is_patient = _change_policy("SCHED_OTHER", "SCHED_BATCH")
     try:
         yield
     finally:
-        os.sched_setscheduler(0, policy, param)
+        if is_patient:
+            _change_policy("SCHED_BATCH", "SCHED_OTHER")
+
+
+def _change_policy(old: str, new: str) -> bool:
+    """Whether this thread, of policy `old`, is scheduled by `new` now."""
+    try:
+        if os.sched_getscheduler(0) != getattr(os, old):
+            return False
+        os.sched_setscheduler(0, getattr(os, new), os.sched_param(0))
+    except (AttributeError, OSError):
+        return False
+    return True
