@@ -92,7 +92,8 @@ class WorkerRegistry:
         except ProtocolError:
             self.counters["worker_frames_malformed"] += 1
             return []
-        if message.HasField("register"):
+        body = message.WhichOneof("body")
+        if body == "register":
             return self._register(identity, message.register, now)
         member = self._by_identity.get(identity)
         if member is None:
@@ -106,15 +107,14 @@ class WorkerRegistry:
             return []
         member.last_heard_s = now
         try:
-            return self._handle_member(member, message, now)
+            return self._handle_member(member, body, message, now)
         except ProtocolError as error:
             self.counters["workers_dropped_for_protocol"] += 1
             return self.drop(member, f"it broke the protocol: {error}")
 
     def _handle_member(
-        self, member: Member, message: worker_pb2.WorkerMessage, now: float
+        self, member: Member, body: str | None, message: worker_pb2.WorkerMessage, now: float
     ) -> list[WorkerEvent]:
-        body = message.WhichOneof("body")
         if body == "step_result":
             return self._step_result(member, message.step_result, now)
         if body == "heartbeat":
@@ -204,10 +204,8 @@ class WorkerRegistry:
         self, member: Member, message: worker_pb2.StepResult, now: float
     ) -> list[WorkerEvent]:
         result = result_of(message, self._vocab_size)
-        require(
-            bool(member.in_flight) and member.in_flight[0].step == result.step,
-            f"it answers step {result.step}, which is not the next one",
-        )
+        if not member.in_flight or member.in_flight[0].step != result.step:
+            raise ProtocolError(f"it answers step {result.step}, which is not the next one")
         member.in_flight.popleft()
         member.last_progress_s = now
         member.times.execute_s.add(result.execute_s)

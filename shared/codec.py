@@ -20,6 +20,7 @@ from shared.codec_checks import require, require_same_length
 from shared.codec_logprobs import decode_logprobs, encode_logprobs
 from shared.codec_sampling import MAX_LOGPROBS, decode_sampling, encode_sampling
 from shared.errors import ProtocolError
+from shared.logprobs import NO_LOGPROBS
 from shared.plan import (
     CacheOp,
     CacheOpKind,
@@ -177,8 +178,14 @@ def decode_result(message: worker_pb2.StepResult) -> StepResult:
         failures=tuple(map(_decode_failure, found)) if (found := message.failures) else (),
         execute_s=message.execute_s,
         candidates=tuple(map(_decode_candidates, given)) if (given := message.candidates) else (),
-        logprobs=decode_logprobs(message.logprobs),
-        prompt_logprobs=decode_logprobs(message.prompt_logprobs),
+        logprobs=(
+            decode_logprobs(message.logprobs) if message.HasField("logprobs") else NO_LOGPROBS
+        ),
+        prompt_logprobs=(
+            decode_logprobs(message.prompt_logprobs)
+            if message.HasField("prompt_logprobs")
+            else NO_LOGPROBS
+        ),
     )
 
 

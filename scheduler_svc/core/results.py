@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -55,7 +54,7 @@ def check_result(replica: Replica, result: StepResult) -> tuple[StepRecord, Ints
     if len(result.handles) != len(result.token_ids):
         raise ProtocolError("a result's handles and tokens differ in number")
     try:
-        token_ids = np.array(array("I", result.token_ids), np.int64)
+        token_ids = np.fromiter(result.token_ids, np.uint32).astype(np.int64)
     except OverflowError as error:
         raise ProtocolError("a sampled token id is no 32-bit number") from error
     planned = record.sample_handles

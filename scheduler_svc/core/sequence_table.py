@@ -37,9 +37,10 @@ INITIAL_STOP_IDS = 1
 
 def row_index(rows: Ints) -> RowIndex:
     """Names ascending `rows`."""
-    if rows.size and rows[-1] - rows[0] + 1 == rows.size:
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
+    if not rows.size:
+        return rows
+    first, last = rows.item(0), rows.item(-1)
+    return slice(first, last + 1) if last - first + 1 == rows.size else rows
 
 
 class SequenceTable:
@@ -49,9 +50,8 @@ class SequenceTable:
         self.block_size = block_size
         self.num_tokens: Ints = np.zeros(num_rows, np.int64)
         self.num_started: Ints = np.zeros(num_rows, np.int64)  # tokens that it came with
-        self.planned: Ints = np.zeros((2, num_rows), np.int64)  # a decode moves both on
-        self.num_computed: Ints = self.planned[0]
-        self.num_total: Ints = self.planned[1]
+        self.num_total: Ints = np.zeros(num_rows, np.int64)
+        self.num_computed: Ints = np.zeros(num_rows, np.int64)
         self.capacity: Ints = np.zeros(num_rows, np.int64)  # token slots of the block table
         self.limit: Ints = np.zeros(num_rows, np.int64)  # most tokens it may come to
         self._stop_ids: Ints = np.full((INITIAL_STOP_IDS, num_rows), NO_TOKEN, np.int64)

@@ -160,7 +160,8 @@ class StepDraft:
         record = self.record
         record.sample_rows = decode_rows
         record.sample_index = index = row_index(decode_rows)
-        table.planned[:, index] += 1
+        table.num_computed[index] += 1
+        table.num_total[index] += 1
         for row, end in zip(record.chunk_rows, record.chunk_ends, strict=True):
             table.num_computed[row] = end
         if self._beam_rows or self._prompt_rows:
