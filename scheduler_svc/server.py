@@ -21,7 +21,6 @@ from scheduler_svc.constraint_pool import ConstraintPool
 from scheduler_svc.core.messages import DEFAULT_TENANT
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
-from scheduler_svc.patient_threads import patient_threads
 from scheduler_svc.quotas import QuotaConfig, TenantQuotas
 from scheduler_svc.recorder import Record, RecordingScheduler
 from scheduler_svc.security_config import SecurityConfig
@@ -144,8 +143,7 @@ class SchedulerServer:
 
     async def start(self) -> None:
         """Opens the ports and starts the engine; ConfigError when a port can't be had."""
-        with patient_threads():  # gRPC starts its own with the first server
-            api = _new_server(self._tokens, self._config.max_streams + OTHER_CALLS)
+        api = _new_server(self._tokens, self._config.max_streams + OTHER_CALLS)
         inference_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, api)
         inference_pb2_grpc.add_TokenizerServiceServicer_to_server(self._tokenizer, api)
         inference_pb2_grpc.add_ModelServiceServicer_to_server(self._model, api)

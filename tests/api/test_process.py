@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
 import socket
@@ -21,7 +20,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.quire.inference.v1 import inference_pb2_grpc
 from scheduler_svc.__main__ import main
-from scheduler_svc.patient_threads import patient_threads
 from shared.model_spec import ModelSpec
 from tests.api.fake_worker import FakeWorker, continuation, joined, letter_after
 from tests.api.serving import SERVING, Answer, error_of, request
@@ -140,23 +138,6 @@ async def test_streams_beyond_the_grace_end_unavailable(
             await worker.left.wait()  # it was told to leave though its plans were not answered
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert code == 0, rest
-
-
-async def test_threads_of_grpc_take_no_core_from_the_event_loop(model_folder: Path) -> None:
-    async with running(model_folder) as process:
-        number = process.process.pid
-        threads = {int(name) for name in os.listdir(f"/proc/{number}/task")}
-        patient = {t for t in threads if os.sched_getscheduler(t) == os.SCHED_BATCH}
-        assert patient and os.sched_getscheduler(number) == os.SCHED_OTHER
-
-
-def test_threads_are_like_others_where_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    with patient_threads():
-        assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @pytest.mark.parametrize(
