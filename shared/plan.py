@@ -83,7 +83,8 @@ class TokenMask:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one replica does in one step."""
+    """What one replica does in one step: sequences come and go, then blocks are moved, then tokens
+    are computed. Sequences may be computed in any order: none reads a block that another writes."""
 
     step: int
     base_step: int

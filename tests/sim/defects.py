@@ -1,5 +1,5 @@
-"""Planted defects: each is one way in which schedulers of this kind went wrong, and the simulator
-has to see every one of them."""
+"""Planted defects: ways in which schedulers of this kind went wrong, each of which the simulator
+has to see."""
 
 from __future__ import annotations
 
@@ -146,6 +146,23 @@ def share_open_block(patch: pytest.MonkeyPatch) -> None:
         return match
 
     patch.setattr(KVCacheManager, "fork_prefix", fork)
+
+
+def share_what_the_step_computes(patch: pytest.MonkeyPatch) -> None:
+    """A choice starts from blocks that a sibling, earlier in the plan, fills in the same step."""
+    real = StepPlanner._find_match
+
+    def find_match(self: StepPlanner, seq: Sequence) -> PrefixMatch | None:
+        kv, record = self._replica.kv, self._draft.record
+        ends = dict(zip(record.chunk_rows, record.chunk_ends, strict=True))
+        for sibling in seq.request.sequences:
+            if sibling.is_running and sibling.replica == self._replica.id:
+                num_full = min(ends.get(sibling.row, 0), seq.num_prompt_tokens - 2) // kv.block_size
+                if num_full > 0:
+                    return kv.fork_prefix(seq, sibling, num_full * kv.block_size)
+        return real(self, seq)
+
+    patch.setattr(StepPlanner, "_find_match", find_match)
 
 
 def skip_swaps_in(patch: pytest.MonkeyPatch) -> None:
@@ -315,6 +332,7 @@ DEFECTS: tuple[Defect, ...] = (
     wait_for_ever_for_a_leader,
     skip_copies,
     share_open_block,
+    share_what_the_step_computes,
     skip_swaps_in,
     swap_out_tokens_in_flight,
     keep_host_blocks,

@@ -1,8 +1,8 @@
 """A worker that applies plans as a real one does, on blocks whose slots hold prefix states.
 
-It trusts nothing: a plan that names an unknown handle, reads an unwritten slot or writes outside
-a table is an AssertionError. A wrong block, a lost or a doubled token changes what it reads, and
-so the tokens it draws.
+It trusts nothing: a plan that names an unknown handle, reads an unwritten slot or a block that
+another sequence of the step writes, or writes outside a table is an AssertionError. A wrong block,
+a lost or a doubled token changes what it reads, and so the tokens it draws.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class SimWorker:
         assert len(set(rows)) == len(rows), "a sequence is twice in a plan"
         work = [(handle, 1, True) for handle in plan.decode_handles]
         work += zip(plan.chunk_handles, plan.chunk_num_tokens, plan.chunk_samples, strict=True)
+        self._check_apart({handle: num_new for handle, num_new, _ in work})
         self._broken |= failing
         failed = [handle for handle, _, _ in work if handle in self._broken]
         for handle, num_new, _ in work:
@@ -167,6 +168,20 @@ class SimWorker:
         assert source_pool is not target_pool or not set(sources) & set(targets)
         for source, target in zip(sources, targets, strict=True):
             target_pool[target] = list(source_pool[source])
+
+    def _check_apart(self, num_new_of: dict[int, int]) -> None:
+        """Sequences of a step may be computed in any order, so none reads what another writes."""
+        writers: dict[int, int] = {}
+        for handle, num_new in num_new_of.items():
+            seq = self.sequences[handle]
+            first, last = seq.num_computed, seq.num_computed + num_new - 1
+            for block in seq.block_table[first // self.block_size : last // self.block_size + 1]:
+                assert writers.setdefault(block, handle) == handle, "two write to a block"
+        for handle, num_new in num_new_of.items():
+            seq = self.sequences[handle]
+            last = seq.num_computed + num_new - 1
+            for block in seq.block_table[: last // self.block_size + 1]:
+                assert writers.get(block, handle) == handle, "a block is read that another writes"
 
     def _compute(self, handle: int, num_new: int, samples: bool, *, is_poisoned: bool) -> bool:
         """Fill the slots of `num_new` tokens; whether the next token is due."""
