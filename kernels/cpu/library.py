@@ -1,4 +1,4 @@
-"""The native library's interface over ctypes; step.h, decoder.h and decoder.cpp are its other side.
+"""The native library's interface over ctypes; step.h, model.h and decoder.cpp are its other side.
 
 Calls release the interpreter lock.
 """
@@ -41,7 +41,7 @@ PHASES = (
 
 
 class MatrixName(IntEnum):
-    """`MatrixName` in decoder.h."""
+    """`MatrixName` in model.h."""
 
     QUERY = 0
     KEY = 1
@@ -54,7 +54,7 @@ class MatrixName(IntEnum):
 
 
 class VectorName(IntEnum):
-    """`VectorName` in decoder.h."""
+    """`VectorName` in model.h."""
 
     ATTENTION_NORM = 0
     MLP_NORM = 1
