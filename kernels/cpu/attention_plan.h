@@ -89,7 +89,7 @@ class AttentionPlan {
     }
     if (splits_.size() == tiles_.size()) return splits_.clear();
     const size_t num_queries = splits_.size() * num_kv_heads_ * max_queries_;
-    if (states_.size() < num_queries * 2) {
+    if (values_.size() < num_queries * head_dim_) {  // what comes last, if there is memory
       states_ = Buffer<float>(num_queries * 2);
       values_ = Buffer<float>(num_queries * head_dim_);
     }

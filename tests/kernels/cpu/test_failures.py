@@ -170,6 +170,15 @@ def test_what_follows_a_nan_of_any_bits_is_nan(bits: int, kv_dtype: torch.dtype)
 @pytest.mark.parametrize("source", ["pool_check.cpp", "pool_phases.cpp"])
 def test_a_pool_works_on_each_item_once(tmp_path: Path, source: str) -> None:
     """With fewer threads than wanted, and in many short phases."""
+    run_check(tmp_path, source)
+
+
+def test_a_step_after_one_that_found_no_memory_has_its_room(tmp_path: Path) -> None:
+    run_check(tmp_path, "plan_check.cpp")
+
+
+def run_check(tmp_path: Path, source: str) -> None:
+    """Builds and runs a program that says nothing where all is well."""
     program = tmp_path / "check"
     command = ["g++", "-std=c++17", "-O1", "-pthread", f"-I{Path(build.__file__).parent}"]
     command += [str(Path(__file__).with_name(source)), "-o", str(program), "-ldl"]
