@@ -22,6 +22,9 @@ constexpr int kTileGroups = kTile / simd::kLanes;
 constexpr int kQueryChunk = 5;
 constexpr int kQueriesWanted = 24;  // queries that share a pass over keys and values
 
+// Rows that share such a pass
+constexpr int rows_per_tile(int heads_per_kv) { return std::max(1, kQueriesWanted / heads_per_kv); }
+
 // Vectors beside so many queries: 8 to 10 sums keep the multiply-adds busy, and fit the registers together
 // with what they are made of.
 constexpr int vectors_beside(int num_queries) {
@@ -197,14 +200,8 @@ void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, in
 
 // What a thread needs beside the caches: packed queries, scores and two partials.
 struct AttentionScratch {
-  AttentionScratch(int max_queries, int head_dim)
-      : queries(static_cast<size_t>(max_queries) * head_dim),
-        scores(static_cast<size_t>(max_queries) * kTile),
-        state(static_cast<size_t>(max_queries) * 4),
-        values(static_cast<size_t>(max_queries) * head_dim * 2),
-        tile{state.data(), state.data() + max_queries, values.data()},
-        merged{state.data() + 2 * max_queries, state.data() + 3 * max_queries,
-               values.data() + static_cast<size_t>(max_queries) * head_dim} {}
+  AttentionScratch(int heads_per_kv, int head_dim)
+      : AttentionScratch(head_dim, rows_per_tile(heads_per_kv) * static_cast<size_t>(heads_per_kv)) {}
 
   Buffer<float> queries;
   Buffer<float> scores;
@@ -212,6 +209,16 @@ struct AttentionScratch {
   Buffer<float> values;
   Partial tile;
   Partial merged;
+
+ private:
+  AttentionScratch(int head_dim, size_t max_queries)
+      : queries(max_queries * head_dim),
+        scores(max_queries * kTile),
+        state(max_queries * 4),
+        values(max_queries * head_dim * 2),
+        tile{state.data(), state.data() + max_queries, values.data()},
+        merged{state.data() + 2 * max_queries, state.data() + 3 * max_queries,
+               values.data() + max_queries * head_dim} {}
 };
 
 // Attention of one layer; query and output rows are [num_heads][head_dim], `stride` floats apart.

@@ -16,10 +16,8 @@ class AttentionPlan {
       : num_kv_heads_(num_kv_heads),
         head_dim_(head_dim),
         num_threads_(num_threads),
-        rows_per_tile_(std::max(1, kQueriesWanted / heads_per_kv)),
-        max_queries_(rows_per_tile_ * heads_per_kv) {
-    for (int i = 0; i < num_threads; ++i) scratch_.emplace_back(max_queries_, head_dim);
-  }
+        rows_per_tile_(rows_per_tile(heads_per_kv)),
+        max_queries_(rows_per_tile_ * heads_per_kv) {}
 
   // A plan begins, gets rows of sequences, and is finished.
   void begin() {
@@ -39,15 +37,16 @@ class AttentionPlan {
     if (static_cast<int>(tiles_.size()) * num_kv_heads_ < kItemsPerThread * num_threads_) split();
   }
 
-  // Threads go along the items in order, so that each can ask memory for the next one's keys.
-  template <class Element>
-  void run(ThreadPool& pool, const Attention<Element>& attention) {
+  // Threads go along the items in order, so that each can ask memory for the next one's keys. scratch_of
+  // gives a thread's AttentionScratch.
+  template <class Element, class ScratchOf>
+  void run(ThreadPool& pool, const Attention<Element>& attention, const ScratchOf& scratch_of) {
     const int num_items = static_cast<int>(tiles_.size()) * num_kv_heads_;
     if (splits_.empty()) {
       pool.run(num_items, [&](int item, int thread) {
         const int next = std::min(item + 1, num_items - 1);
         attention.attend(tiles_[item / num_kv_heads_], item % num_kv_heads_,
-                         tiles_[next / num_kv_heads_], next % num_kv_heads_, scratch_[thread]);
+                         tiles_[next / num_kv_heads_], next % num_kv_heads_, scratch_of(thread));
       });
       return;
     }
@@ -58,7 +57,7 @@ class AttentionPlan {
       locate(attention, std::min(item + 1, num_parts - 1), next);
       const Split& split = splits_[item % num_splits];
       const QueryTile& rows = tiles_[split.query_tile];
-      AttentionScratch& scratch = scratch_[thread];
+      AttentionScratch& scratch = scratch_of(thread);
       attention.gather_queries(rows, item / num_splits, scratch.queries.data());
       attention.attend_tile(rows, runs, split.tile, scratch.queries.data(), scratch.scores.data(), next,
                             partial(item));
@@ -123,7 +122,6 @@ class AttentionPlan {
   int max_queries_;
   std::vector<QueryTile> tiles_;
   std::vector<Split> splits_;
-  std::vector<AttentionScratch> scratch_;  // per thread
   Buffer<float> states_;
   Buffer<float> values_;
 };

@@ -13,18 +13,29 @@ Buffer<float> padded_copy(const float* data, int size) {
   return copy;
 }
 
+std::vector<AttentionScratch> new_scratch(const Config& config, int num_threads) {
+  std::vector<AttentionScratch> scratch;
+  for (int i = 0; i < num_threads; ++i) {
+    scratch.emplace_back(config.num_heads / config.num_kv_heads, config.head_dim);
+  }
+  return scratch;
+}
+
 }  // namespace
 
 Decoder::Decoder(const Config& config)
-    : model_(config), pool_(config.num_threads), shared_(model_, pool_), apart_(model_, pool_) {}
+    : model_(config),
+      pool_(config.num_threads),
+      scratch_(new_scratch(config, pool_.num_threads())),
+      shared_(model_, pool_, scratch_),
+      apart_(model_, pool_, scratch_) {}
 
 Error Decoder::set_matrix(int layer, MatrixName name, Format format, const uint8_t* data, int num_rows,
                           int num_columns) {
   Matrix& target =
       name == MatrixName::kOutput ? model_.output : model_.layers[layer].matrices[static_cast<int>(name)];
-  pool_.begin_step();
+  const ThreadPool::Awake awake(pool_);
   const std::optional<Matrix> packed = pack_matrix(format, data, num_rows, num_columns, pool_, model_.arena);
-  pool_.end_step();
   if (!packed) return Error::kWeights;
   target = *packed;
   return Error::kNone;
@@ -46,22 +57,23 @@ void Decoder::set_bias(int layer, MatrixName name, const float* data, int size) 
 
 void Decoder::set_embedding(Format format, const uint8_t* data) {
   const BlockShape shape = block_shape(format);
+  const size_t blocks_per_row = model_.config.hidden_size / shape.num_weights;
   model_.embedding_format = format;
   model_.embedding = data;
-  model_.embedding_row_bytes = static_cast<size_t>(model_.config.hidden_size) / shape.num_weights * shape.num_bytes;
+  model_.embedding_row_bytes = blocks_per_row * shape.num_bytes;
 }
 
 Error Decoder::forward(const Step& step) {
   const Error error = check(model_.config, step);
   if (error != Error::kNone) return error;
-  pool_.begin_step();
+  const ThreadPool::Awake awake(pool_);
   if (apart_.are_for(step)) {
-    apart_.run(step);
+    apart_.take(step);
+    apart_.run();
   } else {
     shared_.take(step, 0, step.num_tokens);
     shared_.run(0);
   }
-  pool_.end_step();
   return Error::kNone;
 }
 

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "attention.h"
 #include "model.h"
 #include "pass.h"
 #include "passes_apart.h"
@@ -35,6 +37,7 @@ class Decoder {
  private:
   Model model_;
   ThreadPool pool_;
+  std::vector<AttentionScratch> scratch_;  // one for each thread
   Pass shared_;
   PassesApart apart_;
 };

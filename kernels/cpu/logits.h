@@ -49,8 +49,11 @@ struct LogitsOut {
 
 class LogitsProduct {
  public:
-  LogitsProduct(int num_threads, int max_rows) : best_(num_threads) {
-    for (std::vector<Best>& of_thread : best_) of_thread.reserve(max_rows);
+  explicit LogitsProduct(int num_threads) : best_(num_threads) {}
+
+  // Makes room for a run.
+  void reserve(int num_rows) {
+    for (std::vector<Best>& of_thread : best_) of_thread.reserve(num_rows);
   }
 
   // `places`: where each row's results go in `out`

@@ -3,8 +3,8 @@
 //   embed | per layer: norm, query/key/value, rotary and KV write, attention, output projection,
 //                      norm, gate/up and SiLU, down | norm of the sampled rows, logits
 //
-// each shared out over the threads of a pool. In the last layer the rows without logits end with their keys and values. Every row is
-// computed in one fixed order, whatever the batch, the chunking and the threads.
+// each shared out over the threads of a pool. In the last layer the rows without logits end with their keys
+// and values. Every row is computed in one fixed order, whatever the batch, the chunking and the threads.
 #pragma once
 
 #include <algorithm>
@@ -45,15 +45,17 @@ constexpr int kNumPhases = 9;
 
 class Pass {
  public:
-  Pass(const Model& model, ThreadPool& pool)
+  // `scratch`: one of each thread that may work on a step
+  Pass(const Model& model, ThreadPool& pool, std::vector<AttentionScratch>& scratch)
       : model_(model),
         config_(model.config),
         pool_(pool),
+        scratch_(scratch),
         plan_(config_.num_heads / config_.num_kv_heads, config_.num_kv_heads, config_.head_dim,
               pool.max_threads()),
         logit_plan_(config_.num_heads / config_.num_kv_heads, config_.num_kv_heads, config_.head_dim,
                     pool.max_threads()),
-        logits_(pool.max_threads(), config_.max_num_tokens) {
+        logits_(pool.max_threads()) {
     const size_t rows = config_.max_num_tokens;
     residual_ = Buffer<float>(rows * model.hidden_width);
     projected_ = Buffer<float>(rows * model.hidden_width);
@@ -140,6 +142,7 @@ class Pass {
 
   void plan() {
     const Step& step = part_.step();
+    logits_.reserve(step.num_logit_rows);
     plan_.begin();
     for (int seq = 0; seq < step.num_seqs; ++seq) {
       const int first = step.query_start[seq];
@@ -214,8 +217,9 @@ class Pass {
   void keep_logit_rows(const Step& step) {
     for_rows(step.num_logit_rows, [&](int i) {
       const int row = static_cast<int>(step.logit_rows[i]);
-      std::copy_n(at(query_, row, model_.query_width), model_.query_width, at(kept_query_, i, model_.query_width));
-      std::copy_n(at(residual_, row, model_.hidden_width), model_.hidden_width, at(projected_, i, model_.hidden_width));
+      const int query_width = model_.query_width, hidden_width = model_.hidden_width;
+      std::copy_n(at(query_, row, query_width), query_width, at(kept_query_, i, query_width));
+      std::copy_n(at(residual_, row, hidden_width), hidden_width, at(projected_, i, hidden_width));
     });
     std::swap(query_, kept_query_);
     std::swap(residual_, projected_);
@@ -257,7 +261,7 @@ class Pass {
         const Attention<Element> attention{
             cache,          index, config_.num_heads / config_.num_kv_heads, query_.data(),
             static_cast<size_t>(model_.query_width), attended_.row(0), static_cast<size_t>(model_.query_width)};
-        plan->run(pool_, attention);
+        plan->run(pool_, attention, [&](int thread) -> AttentionScratch& { return scratch_of(thread); });
         const int width = config_.num_heads * config_.head_dim;
         attended_.arrange(num_rows, layer.forms({MatrixName::kAttentionOutput}));
         for_rows(num_rows, [&](int row) { attended_.quantise(row, width); });
@@ -303,6 +307,11 @@ class Pass {
     return layers_stored_.load(std::memory_order_acquire) >= num_layers;
   }
 
+  // Threads of the pool are numbered from the leader on.
+  AttentionScratch& scratch_of(int thread) {
+    return scratch_[(thread + leader_.load(std::memory_order_relaxed)) % scratch_.size()];
+  }
+
   // Helps the passes of the same sequence's earlier rows until they have stored a layer's keys and values.
   void wait_for_keys(int layer) {
     for (Pass* pass : earlier_) {
@@ -314,6 +323,7 @@ class Pass {
   const Model& model_;
   const Config& config_;
   ThreadPool& pool_;
+  std::vector<AttentionScratch>& scratch_;
   StepPart part_;
   std::vector<Pass*> earlier_;
   alignas(64) std::atomic<int> leader_{kNobody};

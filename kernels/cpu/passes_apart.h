@@ -1,8 +1,8 @@
 // A step of many rows, in parts of the same work: each thread takes one of them through all layers.
 //
-// It reads all weights for its rows alone, but it meets no other thread on the way, and what it writes stays
-// in its own caches. Who is done helps with the phases of the others. A part that begins within a sequence
-// waits in each layer for the keys and values of that sequence's rows in the parts before.
+// It reads all weights for its rows alone, but its phases are nobody else's, and what it writes stays in its
+// own caches. Who is done helps with the phases of the others. A part that begins within a sequence waits in
+// each layer for the keys and values of that sequence's rows in the parts before, and helps them meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,11 @@ namespace quire {
 
 class PassesApart {
  public:
-  PassesApart(const Model& model, ThreadPool& pool) : model_(model), pool_(pool) {
+  PassesApart(const Model& model, ThreadPool& pool, std::vector<AttentionScratch>& scratch)
+      : model_(model), pool_(pool) {
     const int num_threads = pool.num_threads();
     if (num_threads == 1) return;
-    for (int i = 0; i < num_threads; ++i) parts_.emplace_back(model, num_threads);
+    for (int i = 0; i < num_threads; ++i) parts_.emplace_back(model, scratch);
   }
 
   // Whether a step has rows enough. The more threads read all weights at once, the more each must do with
@@ -34,8 +35,22 @@ class PassesApart {
     return num_parts > 0 && step.num_tokens >= num_parts * std::max(kFewestRows, num_parts);
   }
 
-  void run(const Step& step) {
-    take(step);
+  // Allocates all that `run` needs.
+  void take(const Step& step) {
+    const std::vector<int> cuts = cut_.rows(model_, step, static_cast<int>(parts_.size()));
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      std::vector<Pass*> earlier;
+      if (cuts[i] < cuts[i + 1]) {
+        const int start = step.query_start[step.sequence(cuts[i])];
+        for (size_t j = 0; j < i; ++j) {
+          if (cuts[j + 1] > start) earlier.push_back(&parts_[j].pass);
+        }
+      }
+      parts_[i].pass.take(step, cuts[i], cuts[i + 1], std::move(earlier));
+    }
+  }
+
+  void run() {
     next_part_.store(0);
     pool_.run(static_cast<int>(parts_.size()), [&](int, int thread) {
       lead_parts(thread);
@@ -56,24 +71,11 @@ class PassesApart {
   static constexpr int kFewestRows = 4;  // of a part
 
   struct Part {
-    Part(const Model& model, int num_threads) : pool(1, num_threads - 1), pass(model, pool) {}
-    ThreadPool pool;  // its leader, and who helps in the end
+    Part(const Model& model, std::vector<AttentionScratch>& scratch)
+        : pool(1, static_cast<int>(scratch.size()) - 1), pass(model, pool, scratch) {}
+    ThreadPool pool;  // its leader, and who helps
     Pass pass;
   };
-
-  void take(const Step& step) {
-    const std::vector<int> cuts = cut_.rows(model_, step, static_cast<int>(parts_.size()));
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      std::vector<Pass*> earlier;
-      if (cuts[i] < cuts[i + 1]) {
-        const int start = step.query_start[step.sequence(cuts[i])];
-        for (size_t j = 0; j < i; ++j) {
-          if (cuts[j + 1] > start) earlier.push_back(&parts_[j].pass);
-        }
-      }
-      parts_[i].pass.take(step, cuts[i], cuts[i + 1], std::move(earlier));
-    }
-  }
 
   // In order, so that what a part waits for has begun.
   void lead_parts(int thread) {

@@ -6,7 +6,7 @@
 // every helper has come by, so a helper that the machine has taken off its core delays nobody but the item
 // in its hands. Helpers spin for a moment between the phases of a step and sleep between steps.
 //
-// Threads of another pool may visit: they have no shares, and take of the others'.
+// Threads of another pool may visit: their shares are empty, and they take of the others'.
 #pragma once
 
 #include <atomic>
@@ -19,6 +19,8 @@
 
 namespace quire {
 
+constexpr int kSpins = 2000;  // some tens of microseconds
+
 inline void pause_briefly() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -27,7 +29,7 @@ inline void pause_briefly() {
 #endif
 }
 
-// A wait for another thread: spins for some tens of microseconds, then gives way to others.
+// A wait for another thread: spins for a while, then gives way to others.
 class Waiting {
  public:
   void pause() {
@@ -39,7 +41,6 @@ class Waiting {
   }
 
  private:
-  static constexpr int kSpins = 2000;
   int num_spins_ = 0;
 };
 
@@ -70,16 +71,23 @@ class ThreadPool {
   // The numbers of threads and visitors are below this.
   int max_threads() const { return static_cast<int>(shares_.size()); }
 
-  // Wakes the helpers; they stay awake until end_step.
-  void begin_step() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      in_step_.store(true);
+  // As long as there is one, the helpers are awake.
+  class Awake {
+   public:
+    explicit Awake(ThreadPool& pool) : pool_(pool) {
+      {
+        std::lock_guard<std::mutex> lock(pool.mutex_);
+        pool.in_step_.store(true);
+      }
+      pool.wake_.notify_all();
     }
-    wake_.notify_all();
-  }
+    ~Awake() { pool_.in_step_.store(false); }
+    Awake(const Awake&) = delete;
+    Awake& operator=(const Awake&) = delete;
 
-  void end_step() { in_step_.store(false); }
+   private:
+    ThreadPool& pool_;
+  };
 
   // Calls body(item, thread) for every item in [0, num_items) and returns when all are done. Each thread
   // takes items one after the other from a part of its own, so that what it asks memory for ahead is its
@@ -177,8 +185,6 @@ class ThreadPool {
     std::atomic<const void*> body_{nullptr};
     std::atomic<uint64_t> num_done_{0};
   };
-
-  static constexpr int kSpins = 2000;  // some tens of microseconds
 
   template <class Body>
   static void call(const void* body, int item, int thread) {

@@ -53,6 +53,8 @@ def test_a_failed_turn_is_taken_back_and_the_chat_goes_on(
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(server: FakeServer) -> None:
+    # Run in the background this process may ignore the signal, and a new one would inherit that.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "cli", "chat", "--server", server.address],
         cwd=ROOT,
@@ -61,6 +63,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: FakeServer) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+    signal.signal(signal.SIGINT, ours)
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"endless\n")
     process.stdin.flush()

@@ -26,6 +26,7 @@ int main() {
   quire::Buffer<float> memory(kBlocks * 2 * kBlockSize * kHeadDim), query(kHeadDim), output(kHeadDim);
   const quire::KvCache<float> cache(memory.data(), kBlocks, 1, 1, kBlockSize, kHeadDim);
   const quire::Attention<float> attention{cache, 0, 1, query.data(), kHeadDim, output.data(), kHeadDim};
+  quire::AttentionScratch scratch(1, kHeadDim);
   for (const int num_callocs : {0, 1, -1}) {
     std::num_callocs_left = num_callocs;
     plan.begin();
@@ -33,7 +34,7 @@ int main() {
     try {
       plan.finish();
       if (num_callocs >= 0) return std::puts("there was memory"), 1;
-      plan.run(pool, attention);
+      plan.run(pool, attention, [&](int) -> quire::AttentionScratch& { return scratch; });
     } catch (const std::bad_alloc&) {
       if (num_callocs < 0) return std::puts("there was none"), 1;
     }

@@ -21,9 +21,8 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
 int main() {
   quire::ThreadPool pool(4);
   std::vector<int> calls(100);
-  pool.begin_step();
+  const quire::ThreadPool::Awake awake(pool);
   pool.run(100, [&](int item, int thread) { calls[item] += thread < 2 ? 1 : 1000; });
-  pool.end_step();
   for (const int n : calls) {
     if (n != 1) return std::printf("an item was worked on %d times\n", n), 1;
   }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -12,7 +13,7 @@ int main() {
   quire::ThreadPool pool(4);
   std::vector<int> numbers(61);
   for (int step = 0; step < kSteps; ++step) {
-    pool.begin_step();
+    std::optional<quire::ThreadPool::Awake> awake(pool);
     for (int round = 0; round < 10; ++round) {
       for (const int size : kSizes) {
         const std::vector<int> before = numbers;
@@ -27,7 +28,7 @@ int main() {
       }
       if (round == 5) std::this_thread::yield();
     }
-    pool.end_step();
+    awake.reset();
     if (step % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // helpers fall asleep
   }
 }
