@@ -72,7 +72,7 @@ Error Decoder::forward(const Step& step) {
     apart_.run();
   } else {
     shared_.take(step, 0, step.num_tokens);
-    shared_.run(0);
+    shared_.run();
   }
   return Error::kNone;
 }

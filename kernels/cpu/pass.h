@@ -76,14 +76,12 @@ class Pass {
   void take(const Step& whole, int first_row, int end_row, std::vector<Pass*> earlier = {}) {
     part_.take(whole, first_row, end_row);
     earlier_ = std::move(earlier);
-    leader_.store(kNobody, std::memory_order_relaxed);
     layers_stored_.store(0, std::memory_order_relaxed);
     plan();
   }
 
-  // By thread `leader`, of those that may work on the step
-  void run(int leader) {
-    leader_.store(leader, std::memory_order_release);
+  // By the pool's leader
+  void run() {
     const Step& step = part_.step();
     if (step.num_tokens > 0) {
       timed(Phase::kEmbed, [&] { embed(step); });
@@ -101,10 +99,7 @@ class Pass {
   template <class IsOver>
   void help(int thread, const IsOver& is_over) {
     pool_.enter();
-    for (Waiting waiting; !is_over(); waiting.pause()) {
-      const int leader = leader_.load(std::memory_order_acquire), num_threads = pool_.max_threads();
-      if (leader != kNobody) pool_.work((thread - leader + num_threads) % num_threads);
-    }
+    for (Waiting waiting; !is_over(); waiting.pause()) pool_.work(thread);
     pool_.leave();
   }
 
@@ -113,8 +108,6 @@ class Pass {
   double phase_seconds(int phase) const { return phase_seconds_[phase]; }
 
  private:
-  static constexpr int kNobody = -1;
-
   float* at(Buffer<float>& rows, int row, int width) {
     return rows.data() + static_cast<size_t>(row) * width;
   }
@@ -258,10 +251,10 @@ class Pass {
       }
       timed(Phase::kAttention, [&] {
         wait_for_keys(index);
+        const size_t stride = model_.query_width;
         const Attention<Element> attention{
-            cache,          index, config_.num_heads / config_.num_kv_heads, query_.data(),
-            static_cast<size_t>(model_.query_width), attended_.row(0), static_cast<size_t>(model_.query_width)};
-        plan->run(pool_, attention, [&](int thread) -> AttentionScratch& { return scratch_of(thread); });
+            cache, index, config_.num_heads / config_.num_kv_heads, query_.data(), stride, attended_.row(0), stride};
+        plan->run(pool_, attention, [&](int thread) -> AttentionScratch& { return scratch_[thread]; });
         const int width = config_.num_heads * config_.head_dim;
         attended_.arrange(num_rows, layer.forms({MatrixName::kAttentionOutput}));
         for_rows(num_rows, [&](int row) { attended_.quantise(row, width); });
@@ -307,16 +300,11 @@ class Pass {
     return layers_stored_.load(std::memory_order_acquire) >= num_layers;
   }
 
-  // Threads of the pool are numbered from the leader on.
-  AttentionScratch& scratch_of(int thread) {
-    return scratch_[(thread + leader_.load(std::memory_order_relaxed)) % scratch_.size()];
-  }
-
   // Helps the passes of the same sequence's earlier rows until they have stored a layer's keys and values.
   void wait_for_keys(int layer) {
     for (Pass* pass : earlier_) {
       if (pass->has_stored(layer + 1)) continue;
-      pass->help(leader_.load(std::memory_order_relaxed), [&] { return pass->has_stored(layer + 1); });
+      pass->help(pool_.leader(), [&] { return pass->has_stored(layer + 1); });
     }
   }
 
@@ -326,8 +314,7 @@ class Pass {
   std::vector<AttentionScratch>& scratch_;
   StepPart part_;
   std::vector<Pass*> earlier_;
-  alignas(64) std::atomic<int> leader_{kNobody};
-  std::atomic<int> layers_stored_{0};  // how many layers' keys and values are there; one more: all is done
+  alignas(64) std::atomic<int> layers_stored_{0};  // how many layers' keys and values are there; one more: all is done
   alignas(64) AttentionPlan plan_;  // of all rows
   AttentionPlan logit_plan_;        // of those with logits, in the last layer
   LogitsProduct logits_;

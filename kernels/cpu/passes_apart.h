@@ -3,6 +3,7 @@
 // It reads all weights for its rows alone, but its phases are nobody else's, and what it writes stays in its
 // own caches. Who is done helps with the phases of the others. A part that begins within a sequence waits in
 // each layer for the keys and values of that sequence's rows in the parts before, and helps them meanwhile.
+// No sequence of a step reads what another one writes in it (`StepPlan` in shared/plan.py).
 #pragma once
 
 #include <algorithm>
@@ -81,7 +82,8 @@ class PassesApart {
   void lead_parts(int thread) {
     const int num_parts = static_cast<int>(parts_.size());
     for (int i = next_part_.fetch_add(1); i < num_parts; i = next_part_.fetch_add(1)) {
-      parts_[i].pass.run(thread);
+      parts_[i].pool.lead(thread);
+      parts_[i].pass.run();
     }
   }
 

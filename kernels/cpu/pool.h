@@ -89,6 +89,10 @@ class ThreadPool {
     ThreadPool& pool_;
   };
 
+  // Who calls `run` from now on is this one of its threads and visitors; without helpers it may be any.
+  void lead(int thread) { leader_ = thread; }
+  int leader() const { return leader_; }
+
   // Calls body(item, thread) for every item in [0, num_items) and returns when all are done. Each thread
   // takes items one after the other from a part of its own, so that what it asks memory for ahead is its
   // own next item, and then what the others have left. `thread` is below max_threads(); no two calls at
@@ -96,7 +100,7 @@ class ThreadPool {
   template <class Body>
   void run(int num_items, const Body& body) {
     if (num_items <= 1 || (helpers_.empty() && num_visitors_.load(std::memory_order_relaxed) == 0)) {
-      for (int item = 0; item < num_items; ++item) body(item, 0);
+      for (int item = 0; item < num_items; ++item) body(item, leader_);
       return;
     }
     ++phase_;
@@ -105,21 +109,20 @@ class ThreadPool {
       shares_[i].publish(phase_, part(num_items, i), part(num_items, i + 1), &call<Body>, &body);
     }
     // The first item is the caller's: it need not wait until the others' shares have left its core.
-    shares_[0].publish(phase_, 1, part(num_items, 1), &call<Body>, &body);
+    shares_[leader_].publish(phase_, 1, part(num_items, 1), &call<Body>, &body);
     // One that falls asleep just now may be missed, and wakes with the next phase.
     if (num_sleeping_.load() > 0) {
       { std::lock_guard<std::mutex> lock(mutex_); }
       wake_.notify_all();
     }
-    body(0, 0);
-    shares_[0].add_done();
-    work(0);
+    body(0, leader_);
+    shares_[leader_].add_done();
+    work(leader_);
     for (Waiting waiting; num_done() != wanted_; waiting.pause()) {
     }
   }
 
-  // Between them a visitor may work along, as thread `number`, from num_threads() on. The phase that runs
-  // when it comes may be over before it is noticed.
+  // Between them a visitor may work along. The phase that runs when it comes may be over before it is noticed.
   void enter() { num_visitors_.fetch_add(1, std::memory_order_relaxed); }
   void leave() { num_visitors_.fetch_sub(1, std::memory_order_relaxed); }
 
@@ -233,6 +236,7 @@ class ThreadPool {
   }
 
   std::vector<Share> shares_;  // one for each thread and visitor
+  int leader_ = 0;
   uint32_t phase_ = 0;
   uint64_t wanted_ = 0;  // items of all phases
   alignas(64) std::atomic<int> num_visitors_{0};
