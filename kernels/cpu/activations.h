@@ -1,7 +1,10 @@
 // The rows that a matrix product reads: float32, and in 8 bits where the weights are quantised too.
 #pragma once
 
+#include <algorithm>
+
 #include "buffer.h"
+#include "chunks.h"
 #include "matrix.h"
 #include "quants.h"
 
@@ -59,23 +62,34 @@ class Activations {
     }
   }
 
-  // Quantises 32 columns of a row.
-  void put_block(int row, int block, const float* x) {
-    int8_t quants[kBlock];
-    const BlockScale scale = quantise_block(x, quants);
-    if (forms_.bytes) bytes_.put(chunks_.place(row), block, quants, scale);
-    if (forms_.words) words_.put(chunks_.place(row), block, quants, scale);
+  // Quantises 32 columns of a chunk's rows, which stand `stride` apart.
+  void put_block(int chunk, int block, const float* x, size_t stride) {
+    with_size<kRowChunk>(chunks_.size(chunk), [&](auto size) {
+      put_rows<decltype(size)::value, 0>(chunks_.start(chunk), block, x, stride);
+    });
   }
 
-  // Quantises the first `num_columns` (a multiple of 32) of a row's values, where quants are read.
-  void quantise(int index, int num_columns) {
+  // Quantises the first `num_columns` (a multiple of 32) of a chunk's values, where quants are read.
+  void quantise(int chunk, int num_columns) {
     if (!forms_.has_quants()) return;
+    const float* x = row(chunks_.start(chunk));
     for (int block = 0; block < num_columns / kBlock; ++block) {
-      put_block(index, block, row(index) + block * kBlock);
+      put_block(chunk, block, x + block * kBlock, max_columns_);
     }
   }
 
  private:
+  // Rows kFirst and on of the kRows of the chunk that begins with row `start`
+  template <int kRows, int kFirst>
+  void put_rows(int start, int block, const float* x, size_t stride) {
+    constexpr int kCount = std::min(kRows - kFirst, 4);
+    RowBlocks blocks;
+    quantise_rows<kCount>(x + kFirst * stride, stride, blocks);
+    if (forms_.bytes) bytes_.chunk<kRows>(start, block)->template put<kFirst, kCount>(blocks);
+    if (forms_.words) words_.chunk<kRows>(start, block)->template put<kFirst, kCount>(blocks);
+    if constexpr (kFirst + kCount < kRows) put_rows<kRows, kFirst + kCount>(start, block, x, stride);
+  }
+
   int max_columns_ = 0;
   bool with_quants_ = false;
   RowChunks chunks_;

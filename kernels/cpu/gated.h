@@ -52,7 +52,7 @@ inline void multiply_gated(ThreadPool& pool, const Activations& input, const Gat
   const bool to_quants = output.forms().has_quants();
   for_panel_runs(pool, num_blocks, input.chunks(), [&](int first, int end, int first_chunk, int end_chunk, int) {
     alignas(64) float mixed[kRowsPerPass * kBlock];
-    const int first_row = input.chunks().start(first_chunk), end_row = input.chunks().start(end_chunk);
+    const int first_row = input.chunks().start(first_chunk);
     for (int block = first; block < end; ++block) {
       const int first_panel = block * kPanelsPerBlock;
       for (int panel = first_panel; panel < std::min(num_panels, first_panel + kPanelsPerBlock);
@@ -65,8 +65,9 @@ inline void multiply_gated(ThreadPool& pool, const Activations& input, const Gat
         }
         gated::mix_panel(product, panel, input, first_chunk, end_chunk, out, stride);
       }
-      for (int row = first_row; to_quants && row < end_row; ++row) {
-        output.put_block(row, block, mixed + (row - first_row) * kBlock);
+      for (int chunk = first_chunk; to_quants && chunk < end_chunk; ++chunk) {
+        const int row = output.chunks().start(chunk) - first_row;
+        output.put_block(chunk, block, mixed + row * kBlock, kBlock);
       }
     }
   });

@@ -116,13 +116,18 @@ class Pass {
     if (!bias.empty()) add_row(bias.data(), static_cast<int>(bias.size()), row);
   }
 
-  // The rows of a chunk go to one thread, so that no two write to one line of its quants.
-  template <class Body>
-  void for_rows(int num_rows, const Body& body) {
+  // Calls body(row) for all rows, and then after(chunk) for the chunk that they are.
+  template <class Body, class After>
+  void for_rows(int num_rows, const Body& body, const After& after) {
     pool_.run(RowChunks::count(num_rows), [&](int chunk, int) {
       const int end = RowChunks::start(num_rows, chunk + 1);
       for (int row = RowChunks::start(num_rows, chunk); row < end; ++row) body(row);
+      after(chunk);
     });
+  }
+  template <class Body>
+  void for_rows(int num_rows, const Body& body) {
+    for_rows(num_rows, body, [](int) {});
   }
 
   template <class Body>
@@ -177,8 +182,7 @@ class Pass {
       }
       rms_norm(x, weight.data(), config_.hidden_size, model_.hidden_width, config_.rms_norm_eps,
                normed_.row(row));
-      normed_.quantise(row, config_.hidden_size);
-    });
+    }, [&](int chunk) { normed_.quantise(chunk, config_.hidden_size); });
   }
 
   template <class Element>
@@ -257,7 +261,7 @@ class Pass {
         plan->run(pool_, attention, [&](int thread) -> AttentionScratch& { return scratch_[thread]; });
         const int width = config_.num_heads * config_.head_dim;
         attended_.arrange(num_rows, layer.forms({MatrixName::kAttentionOutput}));
-        for_rows(num_rows, [&](int row) { attended_.quantise(row, width); });
+        for_rows(num_rows, [](int) {}, [&](int chunk) { attended_.quantise(chunk, width); });
       });
       timed(Phase::kAttentionOutput, [&] {
         multiply(pool_, attended_, {product(MatrixName::kAttentionOutput, projected_, model_.hidden_width)});
@@ -291,8 +295,7 @@ class Pass {
       add_row(at(projected_, row, model_.hidden_width), model_.hidden_width, x);
       add_bias(bias, x);
       rms_norm(x, model_.final_norm.data(), config_.hidden_size, model_.hidden_width, config_.rms_norm_eps, x);
-      normed_.quantise(i, config_.hidden_size);
-    });
+    }, [&](int chunk) { normed_.quantise(chunk, config_.hidden_size); });
     logits_.run(pool_, model_.output, normed_, part_.logit_places(), step.logits);
   }
 

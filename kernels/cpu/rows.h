@@ -27,13 +27,10 @@ inline void add_row(const float* y, int padded, float* x) {
   for (int i = 0; i < padded; i += kLanes) store(x + i, load(x + i) + load(y + i));
 }
 
-// out = gate / (1 + e^-gate) * up
+// out = silu(gate) * up
 inline void silu_multiply(const float* gate, const float* up, int padded, float* out) {
   using namespace simd;
-  for (int i = 0; i < padded; i += kLanes) {
-    const Floats g = load(gate + i);
-    store(out + i, g / (splat(1.0f) + exp(-g)) * load(up + i));
-  }
+  for (int i = 0; i < padded; i += kLanes) store(out + i, silu(load(gate + i)) * load(up + i));
 }
 
 // Turns dimension d with d + head_dim / 2 by the angle of its pair, then scales; in place.

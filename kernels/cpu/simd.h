@@ -90,21 +90,6 @@ inline int32_t bits_of_float(float x) {
   return value;
 }
 
-inline float float_of_bits(int32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-// The smallest power of two that is no less than `x`, a positive normal float (0 for 0).
-inline float next_power_of_two(float x) {
-  constexpr int32_t kMantissa = 0x7fffff;
-  return float_of_bits((bits_of_float(x) + kMantissa) & ~kMantissa);
-}
-
-// 1 / x of a power of two within 2^-126 and 2^126
-inline float inverse_of_power(float x) { return float_of_bits(0x7f000000 - bits_of_float(x)); }
-
 // Multiplies by powers of two with an addition of bits, which takes none of the multiplying pipes:
 // times_power(over_one(v), power) = v * power, where both and the product are normal floats.
 inline Floats over_one(Floats v) {
@@ -115,29 +100,21 @@ inline Floats times_power(Floats over_one, Floats power) {
                                   reinterpret_cast<UnsignedInts>(power));
 }
 
-inline Floats absolute(Floats v) {
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & 0x7fffffff);
-}
-
-// e^x. Range reduction by ln 2 in two parts and the polynomial of Cephes' expf: within 2 units in
-// the last place for -87.3 <= x <= 88; 0 below (also for -infinity), clamped above; NaN for NaN.
-inline Floats exp(Floats x) {
+// x / (1 + e^-x), where e^87 stands for what is beyond: within 3 + |x| / 4 units in the last place (3 + 2 |x|
+// where multiply-adds round twice). NaN for NaN.
+inline Floats silu(Floats x) {
   const Floats rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Ints is_zero = x < -87.3f;
-  x = min(splat(88.0f), max(splat(-87.3f), x));  // in this order they keep a NaN
-  const Floats n = fused_multiply_add(x, splat(1.44269504f), rounder) - rounder;
-  Floats r = fused_multiply_add(n, splat(-0.693359375f), x);
-  r = fused_multiply_add(n, splat(2.12194440e-4f), r);
-  Floats p = splat(1.9875691500e-4f);
-  p = fused_multiply_add(p, r, splat(1.3981999507e-3f));
-  p = fused_multiply_add(p, r, splat(8.3334519073e-3f));
-  p = fused_multiply_add(p, r, splat(4.1665795894e-2f));
-  p = fused_multiply_add(p, r, splat(1.6666665459e-1f));
-  p = fused_multiply_add(p, r, splat(5.0000001201e-1f));
-  p = fused_multiply_add(p * r, r, r) + splat(1.0f);
-  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-  const Floats value = p * reinterpret_cast<Floats>(power);
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(value) & ~is_zero);
+  const Floats bounded = min(splat(87.0f), max(splat(-87.0f), x));  // in this order they keep a NaN
+  const Floats n = fused_multiply_add(bounded, splat(-1.44269504f), rounder);
+  const Floats f = fused_multiply_add(bounded, splat(-1.44269504f), rounder - n);
+  Floats p = fused_multiply_add(splat(1.5353359092e-04f), f, splat(1.3398875421e-03f));
+  p = fused_multiply_add(p, f, splat(9.6184373770e-03f));
+  p = fused_multiply_add(p, f, splat(5.5503324679e-02f));
+  p = fused_multiply_add(p, f, splat(2.4022647913e-01f));
+  p = fused_multiply_add(p, f, splat(6.9314720286e-01f));
+  p = fused_multiply_add(p, f, splat(1.0f));
+  const UnsignedInts power = reinterpret_cast<UnsignedInts>(n) << 23;  // to be added to an exponent
+  return x / (splat(1.0f) + reinterpret_cast<Floats>(reinterpret_cast<UnsignedInts>(p) + power));
 }
 
 // 2^x for x <= 0, in place: within 2 units in the last place for -126 <= x, 0 below -126.5 (also for

@@ -15,8 +15,6 @@ inline Floats splat(float x) { return (Floats)_mm256_set1_ps(x); }
 // Of floats b, where either is a NaN
 inline Floats max(Floats a, Floats b) { return (Floats)_mm256_max_ps((__m256)a, (__m256)b); }
 inline Floats min(Floats a, Floats b) { return (Floats)_mm256_min_ps((__m256)a, (__m256)b); }
-inline Ints max(Ints a, Ints b) { return (Ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
-inline Ints round_to_ints(Floats v) { return (Ints)_mm256_cvtps_epi32((__m256)v); }
 
 // a * b + c, rounded once
 inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
@@ -40,15 +38,6 @@ inline Floats load_bfloat(const uint16_t* p) {
 // kLanes signed bytes as numbers
 inline Floats load_signed_bytes(const int8_t* p) {
   return to_floats((Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-}
-
-// 4 kLanes integers as bytes; they fit
-inline void store_bytes(int8_t* p, const Ints (&v)[4]) {
-  const __m256i first = _mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]);
-  const __m256i second = _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]);
-  const __m256i bytes = _mm256_packs_epi16(first, second);  // fours of 0 1 2 3, then of 0 1 2 3 again
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256((__m256i*)p, _mm256_permutevar8x32_epi32(bytes, order));
 }
 
 // Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
@@ -80,12 +69,6 @@ constexpr bool kAddsQuads = false;
 // Sums of pairs of products of 16-bit integers
 inline Ints dot_words(Shorts a, Shorts b) { return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
 #endif
-
-inline int32_t sum(Ints v) {
-  __m128i s = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
-  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
-}
 
 inline int32_t largest(Ints v) {
   __m128i s = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));

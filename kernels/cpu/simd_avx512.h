@@ -15,8 +15,6 @@ inline Floats splat(float x) { return (Floats)_mm512_set1_ps(x); }
 // Of floats b, where either is a NaN
 inline Floats max(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Floats min(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
-inline Ints max(Ints a, Ints b) { return (Ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
-inline Ints round_to_ints(Floats v) { return (Ints)_mm512_cvtps_epi32((__m512)v); }
 
 // a * b + c, rounded once
 inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
@@ -42,12 +40,6 @@ inline Floats load_signed_bytes(const int8_t* p) {
   return to_floats((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 
-// 2 kLanes integers as bytes; they fit
-inline void store_bytes(int8_t* p, const Ints (&v)[2]) {
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v[0]));
-  _mm_storeu_si128((__m128i*)p + 1, _mm512_cvtepi32_epi8((__m512i)v[1]));
-}
-
 // A sum of four products per lane, unsigned by signed, is added in one instruction.
 constexpr bool kAddsQuads = true;
 inline Ints add_quads(Ints sum, Bytes unsigned_bytes, Bytes signed_bytes) {
@@ -69,12 +61,6 @@ inline Ints add_signed_quads(Ints sum, Bytes weights, Bytes values) {
   const __m512i w = (__m512i)weights, x = (__m512i)values, zero = _mm512_setzero_si512();
   const __m512i moved = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), zero, x);
   return add_quads(sum, (Bytes)_mm512_abs_epi8(w), (Bytes)moved);
-}
-
-inline int32_t sum(Ints v) {
-  int32_t total = v[0];
-  for (int i = 1; i < kLanes; ++i) total += v[i];
-  return total;
 }
 
 inline int32_t largest(Ints v) {

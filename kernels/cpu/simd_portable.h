@@ -14,13 +14,6 @@ inline Floats splat(float x) { return Floats{x, x, x, x}; }
 // Of floats b, where either is a NaN
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
-inline Ints max(Ints a, Ints b) { return a > b ? a : b; }
-
-// To the nearest, ties to even
-inline Ints round_to_ints(Floats v) {
-  const Floats rounder = splat(12582912.0f);
-  return __builtin_convertvector((v + rounder) - rounder, Ints);
-}
 
 // Rounded twice here: without the instruction a fused one would be a slow library call.
 inline Floats fused_multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
@@ -62,11 +55,6 @@ inline Floats load_signed_bytes(const int8_t* p) {
   return v;
 }
 
-// 8 kLanes integers as bytes; they fit
-inline void store_bytes(int8_t* p, const Ints (&v)[8]) {
-  for (int i = 0; i < 8 * kLanes; ++i) p[i] = static_cast<int8_t>(v[i / kLanes][i % kLanes]);
-}
-
 // Unsigned bytes with an even or an odd index, as shorts
 inline Shorts even_unsigned(Bytes v) { return reinterpret_cast<Shorts>(v) & 255; }
 inline Shorts odd_unsigned(Bytes v) { return (reinterpret_cast<Shorts>(v) >> 8) & 255; }
@@ -90,12 +78,6 @@ inline Ints add_pairs(Shorts v) {
 inline Ints dot_words(Shorts a, Shorts b) {
   const Ints x = reinterpret_cast<Ints>(a), y = reinterpret_cast<Ints>(b);
   return ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
-}
-
-inline int32_t sum(Ints v) {
-  int32_t total = v[0];
-  for (int i = 1; i < kLanes; ++i) total += v[i];
-  return total;
 }
 
 inline int32_t largest(Ints v) {

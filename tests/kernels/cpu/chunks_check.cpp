@@ -1,4 +1,4 @@
-// Cuts steps into chunks of rows; prints the first row that has a wrong place and exits with 1.
+// Cuts steps into chunks of rows; prints the first that is wrong and exits with 1.
 #include "quants.h"
 
 #include <cstdio>
@@ -7,12 +7,18 @@ int main() {
   quire::RowChunks chunks;
   for (const int num_rows : {0, 1, 5, 6, 7, 13, 512, 1 << 18}) {
     chunks.cut(num_rows);
-    for (int row = 0; row < num_rows; ++row) {
-      const quire::RowChunks::Place& place = chunks.place(row);
-      const bool is_inside = place.index >= 0 && place.index < place.size;
-      if (place.start + place.index == row && is_inside && place.size <= quire::kRowChunk) continue;
-      std::printf("row %d of %d\n", row, num_rows);
-      return 1;
+    int row = 0;
+    for (int chunk = 0; chunk < chunks.count(); ++chunk) {
+      const int size = chunks.size(chunk), least = num_rows / chunks.count();
+      const bool is_even = size == least || size == least + 1;
+      if (chunks.start(chunk) != row || size < 1 || size > quire::kRowChunk || !is_even) {
+        std::printf("chunk %d of %d rows\n", chunk, num_rows);
+        return 1;
+      }
+      row += size;
     }
+    if (row == num_rows && chunks.count() == quire::RowChunks::count(num_rows)) continue;
+    std::printf("%d of %d rows\n", row, num_rows);
+    return 1;
   }
 }

@@ -39,8 +39,8 @@ static void check(Format format, int num_rows, int num_columns) {
       for (int i = 0; i < num_columns; ++i) {
         rows.row(row)[i] = static_cast<float>(static_cast<int32_t>(draw())) * 1e-9f;
       }
-      rows.quantise(row, num_columns);
     }
+    for (int chunk = 0; chunk < rows.chunks().count(); ++chunk) rows.quantise(chunk, num_columns);
     std::vector<float> out(static_cast<size_t>(matrix.num_panels()) * count * kPanel);
     for (int panel = 0; panel < matrix.num_panels(); ++panel) {
       float* block = out.data() + static_cast<size_t>(panel) * count * kPanel;

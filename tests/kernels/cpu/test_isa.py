@@ -45,7 +45,13 @@ def test_vector_operations(isa: str, tmp_path: Path) -> None:
     assert compile_and_run("simd_check.cpp", flags, tmp_path) == ""
 
 
-def test_rows_of_every_step_have_their_places(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", sorted({"portable", detect_isa()}))
+def test_rows_are_quantised(isa: str, tmp_path: Path) -> None:
+    flags = (*ISA_FLAGS[isa], *TRAP_OVERFLOWS)
+    assert compile_and_run("quantise_check.cpp", flags, tmp_path) == ""
+
+
+def test_rows_of_every_step_have_their_chunks(tmp_path: Path) -> None:
     assert compile_and_run("chunks_check.cpp", ISA_FLAGS["portable"], tmp_path) == ""
 
 
