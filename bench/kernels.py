@@ -6,7 +6,8 @@
 For steps of several kinds, prints tokens a second and, per phase, milliseconds, operations and
 weight bytes a second, and the share of the roofline: the larger of bytes / read bandwidth and
 operations / peak, both measured first; of attention in steps that decode, the bytes of keys and
-values a second. Every figure is the best of several steps.
+values a second. Every figure is of the best of several steps. The phase of gate and up holds SiLU and
+the quantising of what it gives: what these take by themselves stands beside it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from pathlib import Path
 
 import torch
 
-from kernels import reference
+from kernels import cpu, reference
 from kernels.cpu import NativeDecoder, load_decoder
+from kernels.cpu.build import ISA_FLAGS, detect_isa
 from kernels.cpu.library import PHASES
 from kernels.decoder import NO_ROWS, DecoderWeights, LayerWeights, StoredMatrix
 from kernels.interface import AttentionBatch
@@ -30,8 +32,12 @@ from shared.model_spec import ModelSpec
 from worker_svc.kv_cache import KvCache, block_bytes
 from worker_svc.weights.gguf import load_gguf
 
+KERNELS = Path(cpu.__file__).parent
 BLOCK_SIZE = 16
-NUM_TRIES = 12
+NUM_TRIES = 30
+SILU_COLUMNS = 32
+"""Columns of the rows that `silu.cpp` times."""
+MOST_SILU_ROWS = 36
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 DEFAULT_KV = {"auto": "bfloat16", "float32": "float32"}
 MATRICES_OF_PHASES = {
@@ -105,24 +111,50 @@ WORKLOADS = (
 )
 
 
-def measure_roofline(num_threads: int) -> Roofline:
+def build_and_run(source: str, *arguments: int) -> list[float]:
+    """The numbers that a program of this folder prints, built as the decoder is."""
+    isa = detect_isa()
+    if isa == "portable":
+        raise SystemExit("this machine has no AVX2")
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "roofline"
-        source = Path(__file__).with_name("roofline.cpp")
-        flags = ["-O2", "-std=c++17", "-mavx2", "-mfma", "-pthread"]
-        subprocess.run(["g++", *flags, str(source), "-o", str(program)], check=True)
-        done = subprocess.run(
-            [program, str(num_threads)], check=True, capture_output=True, text=True
+        program = Path(folder) / "program"
+        flags = [*ISA_FLAGS[isa], "-std=c++17", "-ffp-contract=off", "-pthread", f"-I{KERNELS}"]
+        path = Path(__file__).with_name(source)
+        subprocess.run(["g++", *flags, str(path), "-o", str(program)], check=True)
+        command = [str(program), *map(str, arguments)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [float(word) for word in done.stdout.split()]
+
+
+def silu_seconds(spec: ModelSpec, num_threads: int) -> list[float]:
+    """What SiLU and quantising take of each workload by themselves, in the first-level cache."""
+    rows_each = [min(MOST_SILU_ROWS, -(-work.num_tokens // num_threads)) for work in WORKLOADS]
+    blocks_per_row = spec.intermediate_size / SILU_COLUMNS
+    return [
+        row_block_s * blocks_per_row * num_rows / num_threads
+        for row_block_s, num_rows in zip(
+            build_and_run("silu.cpp", *rows_each),
+            ((spec.num_layers - 1) * work.num_tokens + work.num_seqs for work in WORKLOADS),
+            strict=True,
         )
-    return Roofline(*map(float, done.stdout.split()))
+    ]
 
 
-def matrices_of(weights: DecoderWeights, phase: str) -> list[StoredMatrix]:
+def products_of(
+    weights: DecoderWeights, work: Workload, phase: str
+) -> list[tuple[int, StoredMatrix]]:
+    """The matrices of a phase, with the rows that each multiplies: behind the last layer's keys and
+    values only those with logits go on."""
     if phase == "logits":
-        return [weights.output or weights.embedding]
+        return [(work.num_seqs, weights.output or weights.embedding)]
     names = MATRICES_OF_PHASES.get(phase, ())
     layers: list[LayerWeights] = list(weights.layers)
-    return [getattr(layer, name) for layer in layers for name in names]
+    last_rows = work.num_tokens if phase == "query_key_value" else work.num_seqs
+    return [
+        (last_rows if layer is layers[-1] else work.num_tokens, getattr(layer, name))
+        for layer in layers
+        for name in names
+    ]
 
 
 def run(
@@ -160,11 +192,12 @@ def report(
     roofline: Roofline,
     work: Workload,
     seconds: dict[str, float],
-    auto: bool,
     position_bytes: float,
+    silu_s: float | None,
 ) -> None:
+    """silu_s: see `silu_seconds`; None in float32, where all products are"""
     for phase, taken_s in seconds.items():
-        matrices = matrices_of(weights, phase)
+        products = products_of(weights, work, phase)
         if phase == "attention" and work.num_read:
             rate = work.num_read * position_bytes / taken_s
             print(
@@ -172,18 +205,22 @@ def report(
                 f" {rate / roofline.bytes_read:5.0%} of the reads"
             )
             continue
-        if not matrices:
+        if not products:
             print(f"    {phase:17} {taken_s * 1e3:8.2f} ms")
             continue
-        num_rows = work.num_seqs if phase == "logits" else work.num_tokens
-        operations = sum(2.0 * num_rows * m.num_rows * m.num_columns for m in matrices)
-        num_bytes = sum(m.data.nbytes for m in matrices)
-        in_8_bits = auto and matrices[0].data.dtype == torch.uint8
+        operations = sum(2.0 * rows * m.num_rows * m.num_columns for rows, m in products)
+        num_bytes = sum(m.data.nbytes for _, m in products)
+        in_8_bits = silu_s is not None and products[0][1].data.dtype == torch.uint8
         bound_s = roofline.seconds(operations, num_bytes, in_8_bits=in_8_bits)
         print(
             f"    {phase:17} {taken_s * 1e3:8.2f} ms {operations / taken_s / 1e9:8.1f} GOP/s"
             f" {num_bytes / taken_s / 1e9:6.1f} GB/s {bound_s / taken_s:5.0%} of the roofline"
         )
+        if phase == "gate_up" and in_8_bits and silu_s is not None:
+            print(
+                f"      without SiLU and quantising, {silu_s * 1e3:.2f} ms alone:"
+                f" {bound_s / (taken_s - silu_s):5.0%} of the roofline"
+            )
 
 
 def main() -> None:
@@ -193,13 +230,14 @@ def main() -> None:
     parser.add_argument("--compute", choices=("auto", "float32"), default="auto")
     parser.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default=None)
     arguments = parser.parse_args()
-    roofline = measure_roofline(arguments.threads)
+    roofline = Roofline(*build_and_run("roofline.cpp", arguments.threads))
     print(
         f"{arguments.threads} thread(s): reads {roofline.bytes_read / 1e9:.1f} GB/s, peaks"
         f" {roofline.octet_operations / 1e9:.0f} GOP/s in 8 bits,"
         f" {roofline.float_operations / 1e9:.0f} GFLOP/s in float32"
     )
     spec = read_model_spec(arguments.model)
+    silu_s = silu_seconds(spec, arguments.threads)
     weights = load_gguf(spec)
     kv_dtype = KV_DTYPES[arguments.kv_cache_dtype or DEFAULT_KV[arguments.compute]]
     start_s = time.perf_counter()
@@ -216,11 +254,12 @@ def main() -> None:
     if decoder is None:
         raise SystemExit("there is no native decoder here")
     print(f"loaded {spec.name} in {time.perf_counter() - start_s:.2f} s")
-    for work in WORKLOADS:
+    for work, work_silu_s in zip(WORKLOADS, silu_s, strict=True):
         taken_s, phases = run(decoder, spec, kv_dtype, work)
         print(f"{work.name}: {taken_s * 1e3:.2f} ms, {work.num_tokens / taken_s:.0f} tokens/s")
         position_bytes = block_bytes(spec, BLOCK_SIZE, kv_dtype) / BLOCK_SIZE
-        report(weights, roofline, work, phases, arguments.compute == "auto", position_bytes)
+        in_8_bits = arguments.compute == "auto"
+        report(weights, roofline, work, phases, position_bytes, work_silu_s if in_8_bits else None)
 
 
 if __name__ == "__main__":
