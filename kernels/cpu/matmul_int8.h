@@ -94,8 +94,8 @@ inline simd::Bytes splat_4_bytes(const Element* quants) {
 }
 
 // Integer dot products over the columns of group g, of weights and one block of a chunk. Where no
-// instruction adds four products at once, 4 bits sum in 16-bit lanes (8 * 2 * 15 * 127 fits) and are
-// widened at the end, and 8 bits are widened before.
+// instruction adds four products at once, unsigned weights' sum in 16-bit lanes as far as they fit (8 of
+// 2 * 15 * 127, 2 of 2 * 63 * 127) and are widened then; signed ones are widened before.
 template <class Weights, int kRows>
 inline void dot_group(const uint8_t* block, int g,
                       const ChunkBlock<Quant<typename Weights::Layout>, kRows>& rows,
@@ -119,7 +119,26 @@ inline void dot_group(const uint8_t* block, int g,
     for (int row = 0; row < kRows; ++row) {
       for (int t = 0; t < 2; ++t) sums[row][t] = add_pairs(pairs[row][t]);
     }
-  } else if constexpr (L::kBits == 8 && !kAddsQuads) {
+  } else if constexpr (L::kLargest > 0 && !kAddsQuads) {
+    static_assert(2 * 2 * 127 * L::kLargest < 1 << 15);
+    QUIRE_UNROLL for (int i = 0; i < kGroupQuads; i += 2) {
+      const int quad = g * kGroupQuads + i;
+      Bytes first[2], second[2];
+      for (int t = 0; t < 2; ++t) {
+        first[t] = Weights::quad(block, quad, t);
+        second[t] = Weights::quad(block, quad + 1, t);
+      }
+      QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
+        const Bytes x = splat_4_bytes(rows.quants + (quad * kRows + row) * 4);
+        const Bytes y = splat_4_bytes(rows.quants + ((quad + 1) * kRows + row) * 4);
+        QUIRE_UNROLL for (int t = 0; t < 2; ++t) {
+          const Ints sum = add_pairs(dot_pairs(first[t], x) + dot_pairs(second[t], y));
+          sums[row][t] = i == 0 ? sum : sums[row][t] + sum;
+          settle(sums[row][t]);
+        }
+      }
+    }
+  } else if constexpr (!kAddsQuads) {
     QUIRE_UNROLL for (int i = 0; i < 2 * kGroupQuads; ++i) {
       const int quad = g * kGroupQuads + i / 2;
       const Shorts w0 = Weights::words(block, quad, i % 2, 0);
@@ -141,8 +160,8 @@ inline void dot_group(const uint8_t* block, int g,
       QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
         const Bytes x = splat_4_bytes(rows.quants + (quad * kRows + row) * 4);
         const Ints start0 = i == 0 ? Ints{} : sums[row][0], start1 = i == 0 ? Ints{} : sums[row][1];
-        sums[row][0] = L::kBits == 4 ? add_quads(start0, w0, x) : add_signed_quads(start0, w0, x);
-        sums[row][1] = L::kBits == 4 ? add_quads(start1, w1, x) : add_signed_quads(start1, w1, x);
+        sums[row][0] = L::kLargest > 0 ? add_quads(start0, w0, x) : add_signed_quads(start0, w0, x);
+        sums[row][1] = L::kLargest > 0 ? add_quads(start1, w1, x) : add_signed_quads(start1, w1, x);
         settle(sums[row][0]);
         settle(sums[row][1]);
       }

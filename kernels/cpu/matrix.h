@@ -47,11 +47,13 @@ struct Float {
   static simd::Floats load(const uint8_t* p) { return simd::load(reinterpret_cast<const float*>(p)); }
 };
 
-// How a quantised format lies in a tile. kBits: 4 (unsigned) or 8 (signed).
-template <int bits, int group, bool has_minimum, class ScaleType, int zero = 0>
+// How a quantised format lies in a tile. kBits: 4 or 8. kLargest: of the quants, which are unsigned then, and
+// `zero` stands for 0; or 0, of signed bytes.
+template <int bits, int largest, int group, bool has_minimum, class ScaleType, int zero = 0>
 struct Layout {
   using Scale = ScaleType;
   static constexpr int kBits = bits;
+  static constexpr int kLargest = largest;
   static constexpr int kGroup = group;
   static constexpr int kGroups = kBlock / group;
   static constexpr bool kHasMinimum = has_minimum;
@@ -67,20 +69,21 @@ struct Layout {
   static simd::Floats minimum(const uint8_t* tile, int g) { return scale(tile + kScaleBytes, g); }
 };
 
-using Nibbles = Layout<4, 32, false, Half, 8>;
-using NibblesMinimum = Layout<4, 32, true, Half>;
-using NibblesMinimumWide = Layout<4, 32, true, Float>;
-using Octets = Layout<8, 32, false, Half>;
-using OctetsMinimum = Layout<8, 32, true, Half>;
-using OctetsMinimumWide = Layout<8, 32, true, Float>;
-using Octets16 = Layout<8, 16, false, Float>;
-using Octets16Minimum = Layout<8, 16, true, Float>;
+using Nibbles = Layout<4, 15, 32, false, Half, 8>;
+using NibblesMinimum = Layout<4, 15, 32, true, Half>;
+using NibblesMinimumWide = Layout<4, 15, 32, true, Float>;
+using Fives = Layout<8, 31, 32, false, Half, 16>;
+using FivesMinimum = Layout<8, 31, 32, true, Half>;
+using FivesMinimumWide = Layout<8, 31, 32, true, Float>;
+using Sixes16 = Layout<8, 63, 16, false, Float, 32>;
+using Twos16Minimum = Layout<8, 3, 16, true, Float>;
+using Octets = Layout<8, 0, 32, false, Half>;
 
 // Whether products read activations as 16-bit words: where no instruction adds four products at once, sums
 // of two products of signed bytes do not fit 16 bits.
 template <class L>
 constexpr bool reads_words() {
-  return L::kBits == 8 && !simd::kAddsQuads;
+  return L::kLargest == 0 && !simd::kAddsQuads;
 }
 
 // Calls visitor(Layout()) with the layout of a quantised format.
@@ -90,13 +93,13 @@ void with_layout(Format format, const Visitor& visitor) {
     case Format::kQ4_0: return visitor(Nibbles());
     case Format::kQ4_1: return visitor(NibblesMinimum());
     case Format::kQ4_K: return visitor(NibblesMinimumWide());
-    case Format::kQ5_0:
+    case Format::kQ5_0: return visitor(Fives());
+    case Format::kQ5_1: return visitor(FivesMinimum());
+    case Format::kQ5_K: return visitor(FivesMinimumWide());
+    case Format::kQ3_K:  // -4 to 3
+    case Format::kQ6_K: return visitor(Sixes16());
+    case Format::kQ2_K: return visitor(Twos16Minimum());
     case Format::kQ8_0: return visitor(Octets());
-    case Format::kQ5_1: return visitor(OctetsMinimum());
-    case Format::kQ5_K: return visitor(OctetsMinimumWide());
-    case Format::kQ3_K:
-    case Format::kQ6_K: return visitor(Octets16());
-    case Format::kQ2_K: return visitor(Octets16Minimum());
     case Format::kF32:
     case Format::kF16:
     case Format::kBF16: break;
@@ -153,7 +156,7 @@ void put_weights(const DecodedBlock& block, int first, int lane, uint8_t* tile) 
     uint8_t* p = tile + (quad * simd::kLanes + lane) * 4;
     for (int j = 0; j < 4; ++j) {
       const int low = quants[4 * quad + j];
-      p[j] = static_cast<uint8_t>(L::kBits == 4 ? low | quants[16 + 4 * quad + j] << 4 : low);
+      p[j] = static_cast<uint8_t>(L::kBits == 4 ? low | quants[16 + 4 * quad + j] << 4 : low + L::kZero);
     }
   }
   for (int g = 0; g < L::kGroups; ++g) {

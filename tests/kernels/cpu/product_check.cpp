@@ -10,6 +10,19 @@ using namespace quire;
 static uint32_t state = 1;
 static uint32_t draw() { return state = state * 1664525u + 1013904223u; }
 
+// Where a block's halves are
+static std::vector<int> halves_of(Format format) {
+  switch (format) {
+    case Format::kQ4_1:
+    case Format::kQ5_1:
+    case Format::kQ5_K: return {0, 2};
+    case Format::kQ2_K: return {80, 82};
+    case Format::kQ3_K: return {108};
+    case Format::kQ6_K: return {208};
+    default: return {0};
+  }
+}
+
 // Random blocks whose halves are small finite numbers.
 static std::vector<uint8_t> random_weights(Format format, size_t num_blocks) {
   const BlockShape shape = block_shape(format);
@@ -17,9 +30,8 @@ static std::vector<uint8_t> random_weights(Format format, size_t num_blocks) {
   for (uint8_t& byte : data) byte = static_cast<uint8_t>(draw() >> 24);
   for (size_t i = 0; i < num_blocks; ++i) {
     uint8_t* block = data.data() + i * shape.num_bytes;
-    const int halves[] = {format == Format::kQ6_K ? 208 : 0, format == Format::kQ4_1 ? 2 : -1};
-    for (const int offset : halves) {
-      if (offset >= 0) block[offset + 1] = static_cast<uint8_t>(0x20 | (draw() >> 24 & 0x83));
+    for (const int offset : halves_of(format)) {
+      block[offset + 1] = static_cast<uint8_t>(0x20 | (draw() >> 24 & 0x83));
     }
   }
   return data;
@@ -59,6 +71,11 @@ static void check(Format format, int num_rows, int num_columns) {
 int main() {
   check<Nibbles>(Format::kQ4_0, 40, 320);
   check<NibblesMinimum>(Format::kQ4_1, 40, 320);
+  check<Fives>(Format::kQ5_0, 40, 320);
+  check<FivesMinimum>(Format::kQ5_1, 40, 320);
+  check<FivesMinimumWide>(Format::kQ5_K, 40, 512);
+  check<Twos16Minimum>(Format::kQ2_K, 40, 512);
+  check<Sixes16>(Format::kQ3_K, 40, 512);
+  check<Sixes16>(Format::kQ6_K, 40, 512);
   check<Octets>(Format::kQ8_0, 40, 320);
-  check<Octets16>(Format::kQ6_K, 40, 512);
 }
