@@ -38,6 +38,9 @@ Error Decoder::set_matrix(int layer, MatrixName name, Format format, const uint8
   const std::optional<Matrix> packed = pack_matrix(format, data, num_rows, num_columns, pool_, model_.arena);
   if (!packed) return Error::kWeights;
   target = *packed;
+  if (name == MatrixName::kOutput && model_.config.with_quants != 0 && OutputBounds::are_for(target)) {
+    model_.output_bounds.measure(target, pool_);
+  }
   return Error::kNone;
 }
 

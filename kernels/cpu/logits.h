@@ -3,42 +3,18 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "activations.h"
+#include "best.h"
+#include "likeliest.h"
 #include "matmul.h"
 #include "matrix.h"
+#include "output_bounds.h"
 #include "pool.h"
-#include "simd.h"
 
 namespace quire {
-
-// The largest logit and its token: of equal ones the lowest token, and a NaN above all.
-struct Best {
-  float logit = -std::numeric_limits<float>::infinity();
-  int64_t token_id = std::numeric_limits<int64_t>::max();
-
-  bool loses_to(float other, int64_t other_id) const {
-    if (std::isnan(logit) || std::isnan(other)) {
-      return std::isnan(other) && (!std::isnan(logit) || other_id < token_id);
-    }
-    return other > logit || (other == logit && other_id < token_id);
-  }
-  void meet(float other, int64_t other_id) {
-    if (loses_to(other, other_id)) *this = {other, other_id};
-  }
-  // logits [kPanel] of tokens first_id...; the first `count` are the matrix's
-  void meet_panel(const float* logits, int64_t first_id, int count) {
-    using namespace simd;
-    const Floats top = splat(logit);
-    const Ints are_less = (load(logits) < top) & (load(logits + kLanes) < top);
-    if (largest(are_less) != 0) return;  // true is -1: all lanes are less
-    for (int i = 0; i < count; ++i) meet(logits[i], first_id + i);
-  }
-};
 
 struct LogitsOut {
   int32_t num_logits;
@@ -49,35 +25,55 @@ struct LogitsOut {
 
 class LogitsProduct {
  public:
-  explicit LogitsProduct(int num_threads) : best_(num_threads) {}
+  explicit LogitsProduct(int num_threads) : found_(num_threads) {}
 
   // Makes room for a run.
-  void reserve(int num_rows) {
-    for (std::vector<Best>& of_thread : best_) of_thread.reserve(num_rows);
+  void reserve(int num_rows, int num_columns) {
+    for (Found& found : found_) found.best.reserve(num_rows);
+    search_.reserve(num_rows, num_columns / kBlock);
   }
 
-  // `places`: where each row's results go in `out`
-  void run(ThreadPool& pool, const Matrix& matrix, const Activations& input, const std::vector<int>& places,
-           const LogitsOut& out) {
+  // `places`: where each row's results go in `out`, in ascending order
+  void run(ThreadPool& pool, const Matrix& matrix, const OutputBounds& bounds, const Activations& input,
+           const std::vector<int>& places, const LogitsOut& out) {
     const int num_rows = input.chunks().num_rows();
-    for (std::vector<Best>& of_thread : best_) of_thread.assign(num_rows, Best());
+    for (Found& found : found_) {
+      found.best.assign(num_rows, Best());
+      found.num_full = 0;
+    }
+    const bool are_searched = bounds.are_measured() && num_rows >= kFewestSearched && places[0] >= out.num_logits &&
+                              search_.is_promising();
+    if (are_searched) search_.begin(bounds, input, matrix.num_columns / kBlock);
     for_panel_runs(pool, matrix.num_panels(), input.chunks(),
                    [&](int first, int end, int first_chunk, int end_chunk, int thread) {
+                     Found& found = found_[thread];
                      for (int panel = first; panel < end; ++panel) {
-                       multiply(matrix, panel, input, first_chunk, end_chunk, places, out, best_[thread]);
+                       if (are_searched) {
+                         found.num_full += search_.search(matrix, panel, input, first_chunk, end_chunk, found.best);
+                       } else {
+                         multiply(matrix, panel, input, first_chunk, end_chunk, places, out, found.best);
+                       }
                      }
                    });
+    int64_t num_full = 0;
+    for (const Found& found : found_) num_full += found.num_full;
+    if (are_searched) search_.end(num_full, int64_t{num_rows} * matrix.num_panels());
     for (int row = 0; row < num_rows; ++row) {
       Best best;
-      for (const std::vector<Best>& of_thread : best_) {
-        best.meet(of_thread[row].logit, of_thread[row].token_id);
-      }
+      for (const Found& found : found_) best.meet(found.best[row].logit, found.best[row].token_id);
       out.best_logits[places[row]] = best.logit;
       out.best_ids[places[row]] = best.token_id;
     }
   }
 
  private:
+  static constexpr int kFewestSearched = 4;  // rows: fewer wait for the weights, not for products
+
+  struct alignas(64) Found {
+    std::vector<Best> best;  // [num_rows]
+    int64_t num_full = 0;  // rows of panels that a search multiplied in full
+  };
+
   static void multiply(const Matrix& matrix, int panel, const Activations& input, int first_chunk,
                        int end_chunk, const std::vector<int>& places, const LogitsOut& out,
                        std::vector<Best>& best) {
@@ -95,7 +91,8 @@ class LogitsProduct {
     }
   }
 
-  std::vector<std::vector<Best>> best_;  // [num_threads][num_rows]
+  LikeliestSearch search_;
+  std::vector<Found> found_;  // of each thread
 };
 
 }  // namespace quire

@@ -25,8 +25,7 @@ void expand_block(const uint8_t* block, float* weights) {
       const int stored_quad = is_high ? quad - kQuads / 2 : quad;
       const Ints packed = reinterpret_cast<Ints>(load_bytes(tile + stored_quad * 4 * kLanes));
       for (int j = 0; j < 4; ++j) {
-        const Ints quants = L::kBits == 4 ? (packed >> (8 * j + (is_high ? 4 : 0))) & 15
-                                          : (packed << (24 - 8 * j)) >> 24;
+        const Ints quants = L::kBits == 4 ? (packed >> (8 * j + (is_high ? 4 : 0))) & 15 : (packed >> 8 * j) & 255;
         Floats value = L::scale(tile, g) * to_floats(quants - L::kZero);
         if constexpr (L::kHasMinimum) value = value + L::minimum(tile, g);
         store(weights + (4 * quad + j) * kPanel + t * kLanes, value);

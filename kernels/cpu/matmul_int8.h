@@ -30,6 +30,7 @@ template <class L>
 struct Packed {
   using Layout = L;
   static constexpr int kBlockBytes = L::kBlockBytes;
+  static constexpr float kZero = L::kZero;
 
   // 4 columns of the kLanes rows of tile t, as bytes
   static simd::Bytes quad(const uint8_t* block, int quad, int t) {
@@ -42,7 +43,7 @@ struct Packed {
   // columns 0 and 2 of them (half 0) or 1 and 3, as words
   static simd::Shorts words(const uint8_t* block, int quad, int half, int t) {
     const simd::Bytes both = Packed::quad(block, quad, t);
-    return half == 0 ? simd::even_words(both) : simd::odd_words(both);
+    return half == 0 ? simd::even_unsigned(both) : simd::odd_unsigned(both);
   }
   // the scale; of weights with a minimum over one, for times_power
   static simd::Floats factor(const uint8_t* block, int g, int t) {
@@ -59,6 +60,7 @@ template <class L>
 struct Expanded {
   using Layout = L;
   static_assert(L::kBits == 4 && L::kGroups == 1);
+  static constexpr float kZero = L::kZero;
   static constexpr int kQuadBytes = 4 * simd::kLanes;
   static constexpr int kWeightBytes = kQuads * 2 * kQuadBytes;
   static constexpr int kFactorBytes = 2 * simd::kLanes * static_cast<int>(sizeof(float));
@@ -94,8 +96,8 @@ inline simd::Bytes splat_4_bytes(const Element* quants) {
 }
 
 // Integer dot products over the columns of group g, of weights and one block of a chunk. Where no
-// instruction adds four products at once, unsigned weights' sum in 16-bit lanes as far as they fit (8 of
-// 2 * 15 * 127, 2 of 2 * 63 * 127) and are widened then; signed ones are widened before.
+// instruction adds four products at once, they sum in 16-bit lanes as far as they fit (8 of 2 * 15 * 127, 2 of
+// 2 * 63 * 127) and are widened then; weights of 8 bits are widened before.
 template <class Weights, int kRows>
 inline void dot_group(const uint8_t* block, int g,
                       const ChunkBlock<Quant<typename Weights::Layout>, kRows>& rows,
@@ -119,8 +121,7 @@ inline void dot_group(const uint8_t* block, int g,
     for (int row = 0; row < kRows; ++row) {
       for (int t = 0; t < 2; ++t) sums[row][t] = add_pairs(pairs[row][t]);
     }
-  } else if constexpr (L::kLargest > 0 && !kAddsQuads) {
-    static_assert(2 * 2 * 127 * L::kLargest < 1 << 15);
+  } else if constexpr (!reads_words<L>() && !kAddsQuads) {
     QUIRE_UNROLL for (int i = 0; i < kGroupQuads; i += 2) {
       const int quad = g * kGroupQuads + i;
       Bytes first[2], second[2];
@@ -138,7 +139,7 @@ inline void dot_group(const uint8_t* block, int g,
         }
       }
     }
-  } else if constexpr (!kAddsQuads) {
+  } else if constexpr (reads_words<L>()) {
     QUIRE_UNROLL for (int i = 0; i < 2 * kGroupQuads; ++i) {
       const int quad = g * kGroupQuads + i / 2;
       const Shorts w0 = Weights::words(block, quad, i % 2, 0);
@@ -160,8 +161,8 @@ inline void dot_group(const uint8_t* block, int g,
       QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
         const Bytes x = splat_4_bytes(rows.quants + (quad * kRows + row) * 4);
         const Ints start0 = i == 0 ? Ints{} : sums[row][0], start1 = i == 0 ? Ints{} : sums[row][1];
-        sums[row][0] = L::kLargest > 0 ? add_quads(start0, w0, x) : add_signed_quads(start0, w0, x);
-        sums[row][1] = L::kLargest > 0 ? add_quads(start1, w1, x) : add_signed_quads(start1, w1, x);
+        sums[row][0] = add_quads(start0, w0, x);
+        sums[row][1] = add_quads(start1, w1, x);
         settle(sums[row][0]);
         settle(sums[row][1]);
       }
@@ -176,45 +177,49 @@ struct Ahead {
   const uint8_t* quants;
 };
 
+// totals [kRows][kPanel] += one block of a panel
+template <class Weights, int kRows>
+[[gnu::always_inline]] inline void multiply_block(
+    const uint8_t* block, const ChunkBlock<Quant<typename Weights::Layout>, kRows>& rows, float* totals) {
+  using namespace simd;
+  using L = typename Weights::Layout;
+  for (int g = 0; g < L::kGroups; ++g) {
+    Ints sums[kRows][2];
+    dot_group<Weights, kRows>(block, g, rows, sums);
+    const Floats factors[] = {Weights::factor(block, g, 0), Weights::factor(block, g, 1)};
+    Floats minima[2];
+    if constexpr (L::kHasMinimum) {
+      for (int t = 0; t < 2; ++t) minima[t] = Weights::minimum(block, g, t);
+    }
+    QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
+      const Floats row_scale = splat(rows.scales[row]);
+      const Floats row_sum = splat(L::kGroups == 1 ? rows.sums[row] : rows.half_sums[g][row]);
+      QUIRE_UNROLL for (int t = 0; t < 2; ++t) {
+        float* total = totals + row * kPanel + t * kLanes;
+        Floats dot = to_floats(sums[row][t]);
+        if constexpr (L::kHasMinimum) {  // a NaN comes with the sum
+          const Floats value = fused_multiply_add(dot, times_power(factors[t], row_scale), load(total));
+          store(total, fused_multiply_add(row_sum, minima[t], value));
+        } else {
+          dot = fused_multiply_add(dot, row_scale, row_sum * splat(-Weights::kZero));
+          store(total, fused_multiply_add(dot, factors[t], load(total)));
+        }
+      }
+      stay_in_memory();
+    }
+  }
+}
+
 // totals [kRows][kPanel] += some blocks of one panel
 template <class Weights, int kRows>
 void multiply_chunk(const uint8_t* block, int num_blocks,
                     const ChunkBlock<Quant<typename Weights::Layout>, kRows>* rows, const Ahead& ahead,
                     float* totals) {
-  using namespace simd;
   using L = typename Weights::Layout;
   for (int b = 0; b < num_blocks; ++b, ++rows, block += Weights::kBlockBytes) {
-    if (ahead.weights != nullptr) prefetch(ahead.weights + b * L::kBlockBytes, L::kBlockBytes);
-    if (ahead.quants != nullptr) prefetch_soon(ahead.quants + b * sizeof *rows, sizeof *rows);
-    for (int g = 0; g < L::kGroups; ++g) {
-      Ints sums[kRows][2];
-      dot_group<Weights, kRows>(block, g, *rows, sums);
-      const Floats factors[] = {Weights::factor(block, g, 0), Weights::factor(block, g, 1)};
-      Floats minima[2];
-      if constexpr (L::kHasMinimum) {
-        for (int t = 0; t < 2; ++t) minima[t] = Weights::minimum(block, g, t);
-      }
-      QUIRE_UNROLL for (int row = 0; row < kRows; ++row) {
-        const Floats row_scale = splat(rows->scales[row]);
-        const Floats row_sum = splat(L::kGroups == 1 ? rows->sums[row] : rows->half_sums[g][row]);
-        QUIRE_UNROLL for (int t = 0; t < 2; ++t) {
-          float* total = totals + row * kPanel + t * kLanes;
-          Floats dot = to_floats(sums[row][t]);
-          if constexpr (L::kHasMinimum) {  // a NaN comes with the sum
-            const Floats value = fused_multiply_add(dot, times_power(factors[t], row_scale), load(total));
-            store(total, fused_multiply_add(row_sum, minima[t], value));
-          } else {
-            if constexpr (L::kZero != 0) {
-              dot = fused_multiply_add(dot, row_scale, row_sum * splat(-L::kZero));
-            } else {
-              dot = dot * row_scale;
-            }
-            store(total, fused_multiply_add(dot, factors[t], load(total)));
-          }
-        }
-        stay_in_memory();
-      }
-    }
+    if (ahead.weights != nullptr) simd::prefetch(ahead.weights + b * L::kBlockBytes, L::kBlockBytes);
+    if (ahead.quants != nullptr) simd::prefetch_soon(ahead.quants + b * sizeof *rows, sizeof *rows);
+    multiply_block<Weights, kRows>(block, *rows, totals);
   }
 }
 

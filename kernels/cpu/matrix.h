@@ -47,8 +47,8 @@ struct Float {
   static simd::Floats load(const uint8_t* p) { return simd::load(reinterpret_cast<const float*>(p)); }
 };
 
-// How a quantised format lies in a tile. kBits: 4 or 8. kLargest: of the quants, which are unsigned then, and
-// `zero` stands for 0; or 0, of signed bytes.
+// How a quantised format lies in a tile. kBits: 4 or 8. kLargest: of the quants, which are unsigned; `zero`
+// stands for 0.
 template <int bits, int largest, int group, bool has_minimum, class ScaleType, int zero = 0>
 struct Layout {
   using Scale = ScaleType;
@@ -77,13 +77,13 @@ using FivesMinimum = Layout<8, 31, 32, true, Half>;
 using FivesMinimumWide = Layout<8, 31, 32, true, Float>;
 using Sixes16 = Layout<8, 63, 16, false, Float, 32>;
 using Twos16Minimum = Layout<8, 3, 16, true, Float>;
-using Octets = Layout<8, 0, 32, false, Half>;
+using Octets = Layout<8, 255, 32, false, Half, 128>;
 
-// Whether products read activations as 16-bit words: where no instruction adds four products at once, sums
-// of two products of signed bytes do not fit 16 bits.
+// Whether products read activations as 16-bit words: where no instruction adds four products at once, and the
+// sum of four does not fit 16 bits.
 template <class L>
 constexpr bool reads_words() {
-  return L::kLargest == 0 && !simd::kAddsQuads;
+  return 4 * 127 * L::kLargest >= 1 << 15 && !simd::kAddsQuads;
 }
 
 // Calls visitor(Layout()) with the layout of a quantised format.

@@ -10,6 +10,7 @@
 #include "buffer.h"
 #include "formats.h"
 #include "matrix.h"
+#include "output_bounds.h"
 #include "step.h"
 
 namespace quire {
@@ -52,11 +53,18 @@ struct Model {
         mlp_width(padded(sizes.intermediate_size)),
         layers(sizes.num_layers) {}
 
+  Forms output_forms() const {
+    Forms forms = Forms().add(output);
+    forms.bytes |= output_bounds.are_measured();
+    return forms;
+  }
+
   Config config;
   int hidden_width, query_width, kv_width, mlp_width;  // padded rows
   Arena arena;  // of the matrices
   std::vector<Layer> layers;
   Matrix output;
+  OutputBounds output_bounds;
   Buffer<float> final_norm;
   Buffer<float> inverse_frequencies;
   Format embedding_format = Format::kF32;

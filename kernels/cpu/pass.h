@@ -140,7 +140,7 @@ class Pass {
 
   void plan() {
     const Step& step = part_.step();
-    logits_.reserve(step.num_logit_rows);
+    logits_.reserve(step.num_logit_rows, config_.hidden_size);
     plan_.begin();
     for (int seq = 0; seq < step.num_seqs; ++seq) {
       const int first = step.query_start[seq];
@@ -287,7 +287,7 @@ class Pass {
 
   void compute_logits(const Step& step) {
     const Buffer<float>& bias = model_.layers.back().bias(MatrixName::kDown);
-    normed_.arrange(step.num_logit_rows, Forms().add(model_.output));
+    normed_.arrange(step.num_logit_rows, model_.output_forms());
     for_rows(step.num_logit_rows, [&](int i) {
       const int row = step.narrows() ? i : static_cast<int>(step.logit_rows[i]);
       float* x = normed_.row(i);
@@ -296,7 +296,7 @@ class Pass {
       add_bias(bias, x);
       rms_norm(x, model_.final_norm.data(), config_.hidden_size, model_.hidden_width, config_.rms_norm_eps, x);
     }, [&](int chunk) { normed_.quantise(chunk, config_.hidden_size); });
-    logits_.run(pool_, model_.output, normed_, part_.logit_places(), step.logits);
+    logits_.run(pool_, model_.output, model_.output_bounds, normed_, part_.logit_places(), step.logits);
   }
 
   bool has_stored(int num_layers) const {

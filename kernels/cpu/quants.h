@@ -75,6 +75,25 @@ struct ChunkBlock {
     simd::store_low<kCount>(half_sums[1] + kFirst, simd::swap_halves(halves));
   }
 
+  // Row `row` as a chunk of its own
+  void copy_row(int row, ChunkBlock<Quant, 1>& target) const {
+    constexpr int kPiece = sizeof(Quant) == 1 ? 4 : 2, kPieces = kBlock / kPiece;
+    for (int i = 0; i < kPieces; ++i) {
+      std::copy_n(quants + (i * kRows + row) * kPiece, kPiece, target.quants + i * kPiece);
+    }
+    target.scales[0] = scales[row];
+    target.sums[0] = sums[row];
+    for (int half = 0; half < 2; ++half) target.half_sums[half][0] = half_sums[half][row];
+  }
+
+  // Of a chunk of one row: the square of the values' norm
+  double square() const {
+    static_assert(kRows == 1);
+    int32_t sum = 0;
+    for (const Quant quant : quants) sum += static_cast<int32_t>(quant) * quant;
+    return static_cast<double>(scales[0]) * scales[0] * sum;
+  }
+
  private:
   // Four bytes or two words of each row, `stride` elements from those of the next four columns. Few rows go
   // one by one: pieces of 8 and 12 bytes that cross lines of the cache which another core has read are slow.

@@ -29,7 +29,6 @@ namespace quire::simd {
 
 // Defined where kAddsQuads...
 Ints add_quads(Ints sum, Bytes unsigned_bytes, Bytes signed_bytes);
-Ints add_signed_quads(Ints sum, Bytes weights, Bytes values);
 // ... and where it does not hold.
 Ints dot_words(Shorts a, Shorts b);
 

@@ -40,6 +40,14 @@ inline Floats load_signed_bytes(const int8_t* p) {
   return to_floats((Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
 
+// Unsigned bytes with an even index, as shorts. By shifts, as a mask takes a register, and all are taken where
+// this is used.
+inline Shorts even_unsigned(Bytes v) {
+  UnsignedShorts even = reinterpret_cast<UnsignedShorts>(v) << 8;
+  asm("" : "+x"(even));  // else the compiler takes a mask
+  return reinterpret_cast<Shorts>(even >> 8);
+}
+
 // Sums of pairs of products, unsigned by signed; the caller keeps them within 16 bits.
 inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
   return (Shorts)_mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
@@ -57,11 +65,6 @@ inline Ints add_quads(Ints sum, Bytes unsigned_bytes, Bytes signed_bytes) {
   return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
 }
 
-// The same, signed by signed. The weights' sign moves to the other factor, which must not hold -128.
-inline Ints add_signed_quads(Ints sum, Bytes weights, Bytes values) {
-  const __m256i w = (__m256i)weights;
-  return add_quads(sum, (Bytes)_mm256_abs_epi8(w), (Bytes)_mm256_sign_epi8((__m256i)values, w));
-}
 #else
 // No instruction adds a sum of four products.
 constexpr bool kAddsQuads = false;

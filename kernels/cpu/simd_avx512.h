@@ -40,6 +40,9 @@ inline Floats load_signed_bytes(const int8_t* p) {
   return to_floats((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 
+// Unsigned bytes with an even index, as shorts
+inline Shorts even_unsigned(Bytes v) { return reinterpret_cast<Shorts>(v) & 255; }
+
 // A sum of four products per lane, unsigned by signed, is added in one instruction.
 constexpr bool kAddsQuads = true;
 inline Ints add_quads(Ints sum, Bytes unsigned_bytes, Bytes signed_bytes) {
@@ -54,13 +57,6 @@ inline Shorts dot_pairs(Bytes unsigned_bytes, Bytes signed_bytes) {
 // Sums of pairs of 16-bit integers
 inline Ints add_pairs(Shorts v) {
   return (Ints)_mm512_madd_epi16((__m512i)v, _mm512_set1_epi16(1));
-}
-
-// The same, signed by signed. The weights' sign moves to the other factor, which must not hold -128.
-inline Ints add_signed_quads(Ints sum, Bytes weights, Bytes values) {
-  const __m512i w = (__m512i)weights, x = (__m512i)values, zero = _mm512_setzero_si512();
-  const __m512i moved = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), zero, x);
-  return add_quads(sum, (Bytes)_mm512_abs_epi8(w), (Bytes)moved);
 }
 
 inline int32_t largest(Ints v) {

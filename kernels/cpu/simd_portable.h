@@ -55,9 +55,12 @@ inline Floats load_signed_bytes(const int8_t* p) {
   return v;
 }
 
-// Unsigned bytes with an even or an odd index, as shorts
+// Unsigned bytes with an even index, as shorts
 inline Shorts even_unsigned(Bytes v) { return reinterpret_cast<Shorts>(v) & 255; }
-inline Shorts odd_unsigned(Bytes v) { return (reinterpret_cast<Shorts>(v) >> 8) & 255; }
+
+// Signed bytes with an even or an odd index, as shorts
+inline Shorts even_words(Bytes v) { return (reinterpret_cast<Shorts>(v) << 8) >> 8; }
+inline Shorts odd_words(Bytes v) { return reinterpret_cast<Shorts>(v) >> 8; }
 
 // No instruction adds a sum of four products.
 constexpr bool kAddsQuads = false;

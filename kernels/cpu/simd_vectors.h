@@ -8,6 +8,7 @@ using Floats = float __attribute__((vector_size(kBytes)));
 using Ints = int32_t __attribute__((vector_size(kBytes)));
 using UnsignedInts = uint32_t __attribute__((vector_size(kBytes)));  // their sums may wrap
 using Shorts = int16_t __attribute__((vector_size(kBytes)));
+using UnsignedShorts = uint16_t __attribute__((vector_size(kBytes)));
 using Bytes = uint8_t __attribute__((vector_size(kBytes)));
 
 // Where they lie in memory: aligned as their elements are
@@ -33,8 +34,7 @@ inline Bytes high_nibbles(Bytes v) {
   return low_nibbles(reinterpret_cast<Bytes>(reinterpret_cast<Shorts>(v) >> 4));
 }
 
-// Signed bytes with an even or an odd index, as shorts
-inline Shorts even_words(Bytes v) { return (reinterpret_cast<Shorts>(v) << 8) >> 8; }
-inline Shorts odd_words(Bytes v) { return reinterpret_cast<Shorts>(v) >> 8; }
+// Unsigned bytes with an odd index, as shorts
+inline Shorts odd_unsigned(Bytes v) { return reinterpret_cast<Shorts>(reinterpret_cast<UnsignedShorts>(v) >> 8); }
 
 }  // namespace quire::simd

@@ -41,14 +41,14 @@ class StepCut {
   }
 
   // In multiplications with a 4-bit weight, as measured with AVX2
-  static constexpr double kUnsignedCost = 1.3, kSignedCost = 2, kFloatCost = 3;
+  static constexpr double kOctetCost = 1.3, kWordCost = 2, kFloatCost = 3;
 
   static double cost(const Model& model, const Matrix& matrix) {
     double cost = kFloatCost;
     if (model.config.with_quants) {
       with_layout(matrix.format, [&](auto layout) {
         using L = decltype(layout);
-        cost = L::kBits == 4 ? 1 : L::kLargest > 0 ? kUnsignedCost : kSignedCost;
+        cost = L::kBits == 4 ? 1 : reads_words<L>() ? kWordCost : kOctetCost;
       });
     }
     return cost * matrix.num_rows * matrix.num_columns;

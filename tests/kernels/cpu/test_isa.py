@@ -51,6 +51,11 @@ def test_rows_are_quantised(isa: str, tmp_path: Path) -> None:
     assert compile_and_run("quantise_check.cpp", flags, tmp_path) == ""
 
 
+@pytest.mark.parametrize("isa", sorted({"portable", detect_isa()}))
+def test_the_likeliest_tokens_are_those_of_the_full_product(isa: str, tmp_path: Path) -> None:
+    assert compile_and_run("likeliest_check.cpp", ISA_FLAGS[isa], tmp_path) == ""
+
+
 def test_rows_of_every_step_have_their_chunks(tmp_path: Path) -> None:
     assert compile_and_run("chunks_check.cpp", ISA_FLAGS["portable"], tmp_path) == ""
 
