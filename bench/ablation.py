@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
+import uvloop
 
 from bench.peers import quire
 from bench.peers.engine import Setup
@@ -177,7 +178,7 @@ def main() -> None:
     runs: dict[str, list[Figures]] = {mode: [] for mode in MODES}
     for number in range(args.rounds):
         for name, mode in MODES.items():
-            runs[name].append(asyncio.run(measure(args.model, args.threads, mode)))
+            runs[name].append(uvloop.run(measure(args.model, args.threads, mode)))
             print(f"round {number + 1} {name}: {runs[name][-1]}", flush=True)
     print(table({name: medians(mode_runs) for name, mode_runs in runs.items()}))
     if args.json is not None:

@@ -20,6 +20,7 @@ from itertools import count
 from typing import Any
 
 import grpc
+import uvloop
 
 from protos.quire.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -192,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.hostile_grammars", description=__doc__)
     default = os.environ.get("QUIRE_SERVER", "127.0.0.1:50051")
     parser.add_argument("--server", default=default, help="address of a running server")
-    asyncio.run(measure(parser.parse_args().server))
+    uvloop.run(measure(parser.parse_args().server))
 
 
 if __name__ == "__main__":

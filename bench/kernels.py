@@ -6,8 +6,8 @@
 For steps of several kinds, prints tokens a second and, per phase, milliseconds, operations and
 weight bytes a second, and the share of the roofline: the larger of bytes / read bandwidth and
 operations / peak, both measured first; of attention in steps that decode, the bytes of keys and
-values a second. Every figure is of the best of several steps. The phase of gate and up holds SiLU and
-the quantising of what it gives: what these take by themselves stands beside it.
+values a second. Every figure is of the best of several steps. The phase of gate and up holds SiLU
+and the quantising of what it gives: what these take by themselves stands beside it.
 """
 
 from __future__ import annotations

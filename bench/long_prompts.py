@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import uvloop
+
 from bench.load import Trace
 from bench.peers import quire
 from bench.peers.engine import EngineFailed, Send, Setup
@@ -125,7 +127,7 @@ def main() -> None:
     runs: dict[str, list[Figures]] = {mode: [] for mode in MODES}
     for number in range(args.rounds):
         for mode in MODES if number % 2 == 0 else reversed(MODES):
-            runs[mode].append(asyncio.run(one_run(mode)))
+            runs[mode].append(uvloop.run(one_run(mode)))
             print(f"round {number + 1} {mode:8}", runs[mode][-1], flush=True)
     chunked, whole = medians(runs["chunked"]), medians(runs["whole"])
     for name, value in chunked.items():

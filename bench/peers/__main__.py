@@ -8,7 +8,6 @@ rounds go through all engines in turn, so that a machine that slows down slows a
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -76,7 +76,7 @@ def _measure(console: Console, results: Results, turn: str, engine: str, setup: 
     """One measurement. An engine that fails is told, and missing in the tables."""
     name = setup.scenario.name
     try:
-        figures = asyncio.run(measure(ENGINES[engine], setup))
+        figures = uvloop.run(measure(ENGINES[engine], setup))
     except EngineFailed as error:
         console.print(f"{turn} {name} {engine}: {error}", markup=False, soft_wrap=True)
         return
