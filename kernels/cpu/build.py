@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _AVX2 = ("-O3", "-mavx2", "-mfma", "-mf16c")
 ISA_FLAGS = {
-    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni"),
+    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx2": _AVX2,
     "portable": ("-O2",),
@@ -35,11 +35,13 @@ ISA_FLAGS = {
 NUM_LANES = {"avx512": 16, "avxvnni": 8, "avx2": 8, "portable": 4}
 """`kLanes` of each; the size of a head and of a block must be a multiple of it."""
 
+_AVX2_CPU = {"avx2", "fma", "f16c"}
 _CPU_FLAGS = {
-    "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
-    "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
-    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {*_AVX2_CPU, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+    "avxvnni": {*_AVX2_CPU, "avx_vnni"},
+    "avx2": _AVX2_CPU,
 }
+"""What /proc/cpuinfo must name. DQ: GCC 12 puts in some of its instructions unasked."""
 
 _FALLBACKS = {"avxvnni": "avx2"}
 """What serves where the compiler does not know an instruction set (AVX-VNNI: GCC before 11)."""

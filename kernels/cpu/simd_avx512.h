@@ -1,4 +1,4 @@
-// Vector operations for x86-64 with AVX-512 (F, BW, VL) and VNNI: 16 lanes.
+// Vector operations for x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI: 16 lanes.
 #pragma once
 
 #include <immintrin.h>

@@ -21,7 +21,7 @@ SOURCES = Path(__file__).parents[3] / "kernels" / "cpu"
 
 TRAP_OVERFLOWS = ("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 AVX2 = {"avx2", "fma", "f16c"}
-AVX512 = {"avx512f", "avx512bw", "avx512vl"}
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 has_avx2 = pytest.mark.skipif(detect_isa() == "portable", reason="the machine has no AVX2")
 has_simde = pytest.mark.skipif(
     not Path("/usr/include/simde/x86/avx512.h").exists(), reason="libsimde-dev is not installed"
@@ -81,12 +81,16 @@ def test_an_emulated_instruction_set(isa: str, avx2_products: list[str], tmp_pat
 @has_avx2
 @pytest.mark.parametrize("isa", ["avx512", "avxvnni"])
 def test_an_instruction_set_compiles(isa: str, tmp_path: Path) -> None:
-    """To the instruction that adds four products."""
-    assembly = tmp_path / "assembly"
-    flags = ["-std=c++17", *ISA_FLAGS[isa], "-O0", f"-I{SOURCES}"]
+    """To the instruction that adds four products, and to none that its machines may lack."""
+    assembly = tmp_path / "assembly.s"
+    flags = [*build._FLAGS, *ISA_FLAGS[isa], f"-I{SOURCES}"]
     command = ["g++", *flags, "-S", str(HERE / "product_check.cpp"), "-o", str(assembly)]
     subprocess.run(command, check=True, timeout=120)
     assert "vpdpbusd" in assembly.read_text()
+    march = "+".join(["-march=generic64", *sorted(build._CPU_FLAGS[isa])])
+    command = ["as", march, str(assembly), "-o", str(tmp_path / "object")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,7 @@ def test_an_instruction_set_compiles(isa: str, tmp_path: Path) -> None:
         ({*AVX2, "avx_vnni"}, (64, 16), "avxvnni"),
         ({*AVX2, *AVX512, "avx512_vnni"}, (40, 16), "avx2"),
         ({*AVX2, *AVX512}, (64, 16), "avx2"),
+        ({*AVX2, *AVX512, "avx512_vnni"} - {"avx512dq"}, (64, 16), "avx2"),
         (AVX2, (20, 16), "avx2"),
         ({"avx2"}, (64, 16), "portable"),
     ],
