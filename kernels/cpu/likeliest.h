@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -104,8 +105,10 @@ class LikeliestSearch {
         whole += square;
       }
       // Each product adds num_blocks_ numbers to a sum of at most |row| |x|, which is rounded to 24 bits.
-      const double roundings = (num_blocks_ + 4) * 0x1p-24 * bounds_->largest_norms;
-      rows_[row].rounding = static_cast<float>(roundings * std::sqrt(whole));
+      const double largest = bounds_->largest_norms * std::sqrt(whole);
+      const bool may_overflow = largest > std::numeric_limits<float>::max();
+      rows_[row].rounding = may_overflow ? std::numeric_limits<float>::infinity()
+                                         : static_cast<float>((num_blocks_ + 4) * 0x1p-24 * largest);
     }
     choose_full();
     const int* rest = order_.data() + order_.size() - num_blocks_ + full_blocks(num_blocks_);

@@ -16,11 +16,11 @@ static uint32_t draw() { return state = state * 1664525u + 1013904223u; }
 static float draw_float() { return static_cast<float>(static_cast<int32_t>(draw())) * 0x1p-31f; }
 
 constexpr int kColumns = 576, kBlocks = kColumns / kBlock;
-constexpr uint16_t kHalfScale = 0x2000;  // 2^-7
 
 struct Weights {
   explicit Weights(int num_rows) : num_rows(num_rows), quants(static_cast<size_t>(num_rows) * kColumns) {}
   int num_rows;
+  uint16_t scale = 0x2000;  // of all blocks, a half: 2^-7
   std::vector<int8_t> quants;
 
   int8_t* row(int index) { return quants.data() + static_cast<size_t>(index) * kColumns; }
@@ -28,7 +28,7 @@ struct Weights {
   Matrix pack(ThreadPool& pool, Arena& arena) const {
     std::vector<uint8_t> data(static_cast<size_t>(num_rows) * kBlocks * 34);
     for (size_t block = 0; block < data.size() / 34; ++block) {
-      std::memcpy(data.data() + block * 34, &kHalfScale, 2);
+      std::memcpy(data.data() + block * 34, &scale, 2);
       std::memcpy(data.data() + block * 34 + 2, quants.data() + block * kBlock, kBlock);
     }
     return pack_matrix(Format::kQ8_0, data.data(), num_rows, kColumns, pool, arena).value();
@@ -131,6 +131,21 @@ static void check_tight() {
   check("lower bits", weights, 4, values);
 }
 
+// A sum that overflows on the way, in the full product's order of blocks alone: its logit is infinite.
+static void check_overflow() {
+  Weights weights(1000);
+  weights.scale = 0x7bff;  // 65504
+  std::vector<float> values(4 * kColumns);
+  for (int block = 0; block < 4; ++block) {
+    for (int i = block * kBlock; i < (block + 1) * kBlock; ++i) {
+      for (int row = 0; row < 4; ++row) values[row * kColumns + i] = block % 2 == 0 ? 0x1p100f : 0x0.ep100f;
+      weights.row(900)[i] = static_cast<int8_t>(block < 2 ? 110 : -110);
+      weights.row(1)[i] = static_cast<int8_t>(block == 0 ? 50 : 0);
+    }
+  }
+  check("an overflow", weights, 4, values);
+}
+
 int main() {
   Weights weights = random_weights(2005);
   for (const int num_rows : {1, 4, 5, 6, 13}) {
@@ -157,5 +172,6 @@ int main() {
   for (int row = 100; row < 2000; row += 100) std::copy_n(weights.row(row - 100), kColumns, weights.row(row));
   check("equal rows", weights, 6, near);
   check_tight();
+  check_overflow();
   return failures == 0 ? 0 : 1;
 }
