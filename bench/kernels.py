@@ -38,6 +38,7 @@ NUM_TRIES = 30
 SILU_COLUMNS = 32
 """Columns of the rows that `silu.cpp` times."""
 MOST_SILU_ROWS = 36
+"""More do not fit the first-level cache with what they become."""
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 DEFAULT_KV = {"auto": "bfloat16", "float32": "float32"}
 MATRICES_OF_PHASES = {
@@ -237,7 +238,9 @@ def main() -> None:
         f" {roofline.float_operations / 1e9:.0f} GFLOP/s in float32"
     )
     spec = read_model_spec(arguments.model)
-    silu_s = silu_seconds(spec, arguments.threads)
+    silu_s: list[float] | list[None] = [None] * len(WORKLOADS)
+    if arguments.compute == "auto":
+        silu_s = silu_seconds(spec, arguments.threads)
     weights = load_gguf(spec)
     kv_dtype = KV_DTYPES[arguments.kv_cache_dtype or DEFAULT_KV[arguments.compute]]
     start_s = time.perf_counter()
@@ -258,8 +261,7 @@ def main() -> None:
         taken_s, phases = run(decoder, spec, kv_dtype, work)
         print(f"{work.name}: {taken_s * 1e3:.2f} ms, {work.num_tokens / taken_s:.0f} tokens/s")
         position_bytes = block_bytes(spec, BLOCK_SIZE, kv_dtype) / BLOCK_SIZE
-        in_8_bits = arguments.compute == "auto"
-        report(weights, roofline, work, phases, position_bytes, work_silu_s if in_8_bits else None)
+        report(weights, roofline, work, phases, position_bytes, work_silu_s)
 
 
 if __name__ == "__main__":

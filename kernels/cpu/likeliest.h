@@ -71,8 +71,8 @@ class LikeliestSearch {
     if (num_full > num_all / kMostFull) pause_ = kPause;
   }
 
-  // Whether the next run should be a search
-  bool is_promising() {
+  // Whether the next run should be a search; counts the pauses
+  bool takes_next() {
     if (pause_ == 0) return true;
     --pause_;
     return false;

@@ -42,7 +42,7 @@ class LogitsProduct {
       found.num_full = 0;
     }
     const bool are_searched = bounds.are_measured() && num_rows >= kFewestSearched && places[0] >= out.num_logits &&
-                              search_.is_promising();
+                              search_.takes_next();
     if (are_searched) search_.begin(bounds, input, matrix.num_columns / kBlock);
     for_panel_runs(pool, matrix.num_panels(), input.chunks(),
                    [&](int first, int end, int first_chunk, int end_chunk, int thread) {

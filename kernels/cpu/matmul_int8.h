@@ -235,9 +235,9 @@ void multiply_panel(const Matrix& matrix, int panel, const Activations& activati
   const bool is_many = end - first >= kExpandChunks;
   const int longest = is_many ? kSlice : kLongSlice;
   const int num_slices = (num_blocks + longest - 1) / longest;
-  for (int index = 0, b = 0, count; index < num_slices; ++index, b += count) {
-    const int left = num_slices - index;  // one at most times: a division takes as long as a block
-    count = left == 1 ? num_blocks - b : (num_blocks - b) / left;
+  const int most = num_slices == 1 ? num_blocks : (num_blocks + num_slices - 1) / num_slices;
+  for (int b = 0; b < num_blocks; b += most) {
+    const int count = std::min(most, num_blocks - b);
     const uint8_t* slice = matrix.panel(panel) + b * L::kBlockBytes;
     const auto multiply = [&](auto weights, const uint8_t* from) {
       for (int chunk = first; chunk < end; ++chunk) {

@@ -116,18 +116,18 @@ class Pass {
     if (!bias.empty()) add_row(bias.data(), static_cast<int>(bias.size()), row);
   }
 
-  // Calls body(row) for all rows, and then after(chunk) for the chunk that they are.
-  template <class Body, class After>
-  void for_rows(int num_rows, const Body& body, const After& after) {
+  // Calls body(chunk, first row, end row) for all chunks of rows.
+  template <class Body>
+  void for_chunks(int num_rows, const Body& body) {
     pool_.run(RowChunks::count(num_rows), [&](int chunk, int) {
-      const int end = RowChunks::start(num_rows, chunk + 1);
-      for (int row = RowChunks::start(num_rows, chunk); row < end; ++row) body(row);
-      after(chunk);
+      body(chunk, RowChunks::start(num_rows, chunk), RowChunks::start(num_rows, chunk + 1));
     });
   }
   template <class Body>
   void for_rows(int num_rows, const Body& body) {
-    for_rows(num_rows, body, [](int) {});
+    for_chunks(num_rows, [&](int, int first, int end) {
+      for (int row = first; row < end; ++row) body(row);
+    });
   }
 
   template <class Body>
@@ -174,15 +174,18 @@ class Pass {
   void normalise(int num_rows, const float* added, const Buffer<float>* bias,
                           const Buffer<float>& weight, const Forms& forms) {
     normed_.arrange(num_rows, forms);
-    for_rows(num_rows, [&](int row) {
-      float* x = at(residual_, row, model_.hidden_width);
-      if (added != nullptr) {
-        add_row(added + static_cast<size_t>(row) * model_.hidden_width, model_.hidden_width, x);
-        add_bias(*bias, x);
+    for_chunks(num_rows, [&](int chunk, int first, int end) {
+      for (int row = first; row < end; ++row) {
+        float* x = at(residual_, row, model_.hidden_width);
+        if (added != nullptr) {
+          add_row(added + static_cast<size_t>(row) * model_.hidden_width, model_.hidden_width, x);
+          add_bias(*bias, x);
+        }
+        rms_norm(x, weight.data(), config_.hidden_size, model_.hidden_width, config_.rms_norm_eps,
+                 normed_.row(row));
       }
-      rms_norm(x, weight.data(), config_.hidden_size, model_.hidden_width, config_.rms_norm_eps,
-               normed_.row(row));
-    }, [&](int chunk) { normed_.quantise(chunk, config_.hidden_size); });
+      normed_.quantise(chunk, config_.hidden_size);
+    });
   }
 
   template <class Element>
@@ -261,7 +264,7 @@ class Pass {
         plan->run(pool_, attention, [&](int thread) -> AttentionScratch& { return scratch_[thread]; });
         const int width = config_.num_heads * config_.head_dim;
         attended_.arrange(num_rows, layer.forms({MatrixName::kAttentionOutput}));
-        for_rows(num_rows, [](int) {}, [&](int chunk) { attended_.quantise(chunk, width); });
+        for_chunks(num_rows, [&](int chunk, int, int) { attended_.quantise(chunk, width); });
       });
       timed(Phase::kAttentionOutput, [&] {
         multiply(pool_, attended_, {product(MatrixName::kAttentionOutput, projected_, model_.hidden_width)});
@@ -288,14 +291,17 @@ class Pass {
   void compute_logits(const Step& step) {
     const Buffer<float>& bias = model_.layers.back().bias(MatrixName::kDown);
     normed_.arrange(step.num_logit_rows, model_.output_forms());
-    for_rows(step.num_logit_rows, [&](int i) {
-      const int row = step.narrows() ? i : static_cast<int>(step.logit_rows[i]);
-      float* x = normed_.row(i);
-      std::copy_n(at(residual_, row, model_.hidden_width), model_.hidden_width, x);
-      add_row(at(projected_, row, model_.hidden_width), model_.hidden_width, x);
-      add_bias(bias, x);
-      rms_norm(x, model_.final_norm.data(), config_.hidden_size, model_.hidden_width, config_.rms_norm_eps, x);
-    }, [&](int chunk) { normed_.quantise(chunk, config_.hidden_size); });
+    for_chunks(step.num_logit_rows, [&](int chunk, int first, int end) {
+      for (int i = first; i < end; ++i) {
+        const int row = step.narrows() ? i : static_cast<int>(step.logit_rows[i]);
+        float* x = normed_.row(i);
+        std::copy_n(at(residual_, row, model_.hidden_width), model_.hidden_width, x);
+        add_row(at(projected_, row, model_.hidden_width), model_.hidden_width, x);
+        add_bias(bias, x);
+        rms_norm(x, model_.final_norm.data(), config_.hidden_size, model_.hidden_width, config_.rms_norm_eps, x);
+      }
+      normed_.quantise(chunk, config_.hidden_size);
+    });
     logits_.run(pool_, model_.output, model_.output_bounds, normed_, part_.logit_places(), step.logits);
   }
 
