@@ -1,7 +1,7 @@
 """The link between scheduler and workers: whole frames over ZeroMQ, the only file that knows it.
 
     RouterLink  (scheduler, asyncio)   binds; one per scheduler; addresses workers by identity
-    DealerLink  (worker, threads)      connects and reconnects; a fresh identity for each instance
+    DealerLink  (worker, any thread)   connects and reconnects; a fresh identity for each instance
 
 What the links promise: a frame arrives whole or not at all, in order from one sender, and neither
 side ever blocks or grows without bound on a peer that does not read. What they don't: that a frame
@@ -25,11 +25,11 @@ import hashlib
 import hmac
 import os
 import secrets
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 
 import zmq
 from zmq.utils import z85
@@ -42,7 +42,8 @@ from shared.secret_file import check_secret
 MAX_FRAME_BYTES = 64 << 20
 MAX_QUEUED_FRAMES = 1000
 """Frames that wait for one peer, in either direction."""
-READABLE, NOW, MORE_NOW = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+READABLE, HAS_MORE = int(zmq.POLLIN), int(zmq.RCVMORE)
+NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 """As numbers: operations on their enumerations take longer than a call of ZeroMQ."""
 LINGER_MS = 500
 """How long a closing link tries to hand over what was sent."""
@@ -173,10 +174,12 @@ def _zap_answer(question: list[bytes], dealer_key: bytes) -> list[bytes]:
 
 
 class DealerLink:
-    """A worker's end: a thread owns the socket; any thread sends, one receives.
+    """A worker's end: any thread sends, one receives.
 
-    Frames sent while there is no connection wait; of more than MAX_QUEUED_FRAMES the oldest are
-    dropped. What is sent after close() goes nowhere.
+    The socket is used by whoever holds the lock, so that nothing stands between a step and the
+    wire. Frames that ZeroMQ does not take, as while there is no connection, wait until somebody
+    sends or receives; of more than MAX_QUEUED_FRAMES the oldest are dropped. What is sent after
+    close() goes nowhere.
     """
 
     def __init__(
@@ -195,12 +198,13 @@ class DealerLink:
         self.endpoint = endpoint
         self.max_frame_bytes = max_frame_bytes
         self.num_dropped = 0
-        """Frames that were malformed, too long or, in either direction, too many."""
+        """Frames that were malformed, too long or, of those to be sent, too many."""
         self._lock = threading.Lock()
-        """Guards `_outgoing`, `_is_closing` and the life of the wake-up pipe."""
+        """Guards all that follows."""
         self._outgoing: deque[bytes] = deque()
-        self._incoming: SimpleQueue[bytes] = SimpleQueue()
-        self._is_closing = False
+        self._is_waiting = False
+        """Whether the receiver waits, and was not woken."""
+        self._is_closed = False
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         try:
@@ -211,46 +215,58 @@ class DealerLink:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        # Sockets belong to one thread, so senders wake it up through a pipe.
         self._wake_reader, self._wake_writer = os.pipe()
-        os.set_blocking(self._wake_reader, False)
-        os.set_blocking(self._wake_writer, False)
-        self._thread = threading.Thread(target=self._run, name="quire-dealer", daemon=True)
-        self._thread.start()
+        self._news = select.poll()
+        self._news.register(_descriptor(self._socket), select.POLLIN)
+        self._news.register(self._wake_reader, select.POLLIN)
 
     def send(self, frame: bytes) -> None:
         """Queue `frame`; from any thread, never waits. ProtocolError when it is too long."""
         _check_length(frame, self.max_frame_bytes)
         with self._lock:
-            if self._is_closing:
+            if self._is_closed:
                 return
             if len(self._outgoing) == MAX_QUEUED_FRAMES:
                 self._outgoing.popleft()
                 self.num_dropped += 1
             self._outgoing.append(frame)
-            self._wake()
+            self._send_frames()
+            if self._is_waiting:  # for news that the socket may have told this thread, once
+                self._is_waiting = False
+                os.write(self._wake_writer, b"\0")
 
     def receive(self, timeout_s: float) -> bytes | None:
         """The next frame, or None when none came within `timeout_s` seconds."""
-        try:
-            return (
-                self._incoming.get(timeout=timeout_s)
-                if timeout_s > 0
-                else (self._incoming.get_nowait())
-            )
-        except Empty:
-            return None
+        end_s = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                self._send_frames()
+                frame = self._take_frame()
+                left_s = end_s - time.monotonic()
+                if frame is not None or left_s <= 0:
+                    return frame
+                self._is_waiting = True
+            self._news.poll(left_s * 1000)
+            with self._lock:
+                if not self._is_waiting:
+                    os.read(self._wake_reader, 1)
+                self._is_waiting = False
 
     def close(self) -> None:
-        """Hand over what was sent, for at most twice LINGER_MS, and stop the thread."""
+        """Hand over what was sent, for at most twice LINGER_MS, and release the socket. Nobody
+        receives meanwhile or afterwards."""
         with self._lock:
-            if self._is_closing:
+            if self._is_closed:
                 return
-            self._is_closing = True
-            self._wake()
-        self._thread.join()
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
+            self._is_closed = True
+            deadline_s = time.monotonic() + LINGER_MS / 1000
+            self._send_frames()
+            while self._outgoing and (left_s := deadline_s - time.monotonic()) > 0:
+                self._socket.poll(int(left_s * 1000) + 1, zmq.POLLOUT)
+                self._send_frames()
+            self._context.destroy(linger=LINGER_MS)
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
 
     def _connect(self, endpoint: Endpoint, secret: bytes | None) -> None:
         _set_common_options(self._socket, endpoint, self.max_frame_bytes)
@@ -269,47 +285,24 @@ class DealerLink:
             )
         self._socket.connect(endpoint.text)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of wake-ups already
-            os.write(self._wake_writer, b"\0")
-
-    def _run(self) -> None:
-        """The I/O thread: move frames both ways until close()."""
-        poller = zmq.Poller()
-        poller.register(self._wake_reader, zmq.POLLIN)
-        while not self._is_closing:
-            blocked = bool(self._outgoing)
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
-            events = dict(poller.poll())
-            if self._wake_reader in events:
-                os.read(self._wake_reader, 4096)
-            if events.get(self._socket, 0) & zmq.POLLIN:
-                self._take_frames()
-            self._send_frames()
-        deadline_s = time.monotonic() + LINGER_MS / 1000
-        while self._outgoing and (left_s := deadline_s - time.monotonic()) > 0:
-            if self._socket.poll(int(left_s * 1000) + 1, zmq.POLLOUT):
-                self._send_frames()
-        self._context.destroy(linger=LINGER_MS)
-
-    def _take_frames(self) -> None:
-        """Move what has arrived to the receiver's queue."""
-        for _ in range(MAX_QUEUED_FRAMES):
+    def _take_frame(self) -> bytes | None:
+        while True:
             try:
-                parts = self._socket.recv_multipart(zmq.DONTWAIT)
+                frame = self._socket.recv(NOW)
             except zmq.Again:
-                return
-            fits = len(parts) == 1 and len(parts[0]) <= self.max_frame_bytes
-            if fits and self._incoming.qsize() < MAX_QUEUED_FRAMES:
-                self._incoming.put(parts[0])
+                return None
+            if not self._socket.getsockopt(HAS_MORE):
+                if len(frame) <= self.max_frame_bytes:
+                    return frame
             else:
-                self.num_dropped += 1
+                self._socket.recv_multipart(NOW)
+            self.num_dropped += 1
 
     def _send_frames(self) -> None:
         """Hand queued frames to ZeroMQ until none is left or it takes no more."""
-        with self._lock, contextlib.suppress(zmq.Again):
+        with contextlib.suppress(zmq.Again):
             while self._outgoing:
-                self._socket.send(self._outgoing[0], zmq.DONTWAIT)
+                self._socket.send(self._outgoing[0], NOW)
                 self._outgoing.popleft()
 
 

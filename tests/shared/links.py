@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from queue import Empty, SimpleQueue
 
 import uvloop
 import zmq
@@ -40,8 +42,40 @@ def router(endpoint: str = TCP, **options: object) -> closing[Router]:
     return closing(Router(endpoint, **options))
 
 
-def dealer(endpoint: str, **options: object) -> closing[DealerLink]:
-    return closing(DealerLink(endpoint, **options))  # type: ignore[arg-type]
+class Dealer(DealerLink):
+    """A worker's end that is received from all the time, as a worker's is."""
+
+    def __init__(self, endpoint: str, **options: object) -> None:
+        super().__init__(endpoint, **options)  # type: ignore[arg-type]
+        self._frames: SimpleQueue[bytes] = SimpleQueue()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._take_frames, daemon=True)
+        self._thread.start()
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        with suppress(Empty):
+            return self._frames.get(timeout_s > 0, timeout_s)
+        return None
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        super().close()
+
+    def _take_frames(self) -> None:
+        while not self._is_over.is_set():
+            frame = super().receive(0.05)
+            if frame is not None:
+                self._frames.put(frame)
+
+
+def dealer(endpoint: str, **options: object) -> closing[Dealer]:
+    return closing(Dealer(endpoint, **options))
+
+
+def idle_dealer(endpoint: str) -> closing[DealerLink]:
+    """A worker's end that is used by the test alone."""
+    return closing(DealerLink(endpoint))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from shared.transport import MAX_QUEUED_FRAMES, DealerLink, PeerGone, RouterLink
 from tests.shared.links import (
     SECRET,
     TCP,
+    Dealer,
+    Router,
     dealer,
+    idle_dealer,
     nothing_comes,
     plain_dealer,
     received,
@@ -97,8 +101,54 @@ def test_what_comes_while_the_scheduler_sends_is_taken() -> None:
     run(scenario)
 
 
+def test_a_send_hides_no_news_from_a_receiver_that_waits() -> None:
+    """The descriptor tells of news once, and may tell a thread that sends."""
+
+    async def scenario() -> None:
+        with router() as server, idle_dealer(server.endpoint) as worker:
+            worker.send(b"hello")
+            await asyncio.to_thread(worker.receive, 0.0)
+            while (identity := await _next_identity(server)) is None:
+                await asyncio.to_thread(worker.receive, 0.01)
+            for number in range(600):
+                waiting = asyncio.create_task(received(worker))
+                await asyncio.sleep(0.002)  # then a send looks for news
+                server.send(identity, b"%d" % number)
+                await asyncio.sleep(0.00001 * (number % 30))
+                worker.send(b"beat")
+                assert await waiting == b"%d" % number
+
+    run(scenario)
+
+
+async def _next_identity(server: Router) -> bytes | None:
+    try:
+        return (await asyncio.wait_for(server.recv(), 0.05))[0]
+    except TimeoutError:
+        return None
+
+
+def test_what_waits_for_a_connection_goes_with_what_is_sent_later() -> None:
+    async def scenario() -> None:
+        with router() as server:
+            endpoint = server.endpoint
+        with idle_dealer(endpoint) as worker:
+            worker.send(b"0")
+            with router(endpoint) as server:
+                first, number = None, 0
+                while first is None:
+                    number += 1
+                    worker.send(b"%d" % number)
+                    with contextlib.suppress(TimeoutError):
+                        first = await asyncio.wait_for(server.recv(), 0.05)
+                got = [first, *[await server.recv() for _ in range(number)]]
+                assert [frame for _, frame in got] == [b"%d" % i for i in range(number + 1)]
+
+    run(scenario)
+
+
 def test_receive_waits_no_longer_than_told() -> None:
-    with dealer("tcp://127.0.0.1:9") as worker:
+    with idle_dealer("tcp://127.0.0.1:9") as worker:
         assert worker.receive(0) is None
         assert worker.receive(0.01) is None
 
@@ -173,7 +223,7 @@ def test_a_worker_comes_back_to_a_scheduler_that_restarted() -> None:
     async def scenario() -> None:
         with router() as server:
             endpoint = server.endpoint
-            worker = DealerLink(endpoint)
+            worker = Dealer(endpoint)
             worker.send(b"one")
             before, _ = await server.recv()
         try:
@@ -197,7 +247,7 @@ def test_a_worker_comes_back_to_a_scheduler_that_restarted() -> None:
 
 
 def test_while_there_is_no_scheduler_the_oldest_frames_go() -> None:
-    with dealer("tcp://127.0.0.1:9") as worker:
+    with idle_dealer("tcp://127.0.0.1:9") as worker:
         for number in range(MAX_QUEUED_FRAMES + 5):
             worker.send(b"%d" % number)
         assert worker.num_dropped == 5
