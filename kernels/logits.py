@@ -7,6 +7,7 @@ parameters are made on the host, and stay there: an implementation moves what it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -114,12 +115,11 @@ class Drawn:
     """True where nothing is left to draw."""
 
 
-_LOWEST = np.array(-np.inf, np.float32)
-
-
 def drawn_best(token_ids: Ids, highest: Floats) -> Drawn:
     """The likeliest tokens of rows [n], whose logits are `highest`; NaN stands above all."""
-    return Drawn(token_ids, np.isfinite(highest), highest == _LOWEST)
+    values = highest.tolist()  # they are few: arrays' operations would take longer
+    is_sound = np.array([math.isfinite(value) for value in values], np.bool_)
+    return Drawn(token_ids, is_sound, np.array([value == -math.inf for value in values], np.bool_))
 
 
 class LogitKernels(Protocol):

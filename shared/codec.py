@@ -145,24 +145,21 @@ def _decode_mask(message: worker_pb2.TokenMask) -> TokenMask:
 
 def encode_result(result: StepResult) -> worker_pb2.StepResult:
     """The message of a result."""
-    return worker_pb2.StepResult(
+    message = worker_pb2.StepResult(
         step=result.step,
         handles=result.handles,
         token_ids=result.token_ids,
-        failures=[
-            worker_pb2.SequenceFailure(handle=failure.handle, message=failure.message)
-            for failure in result.failures
-        ],
         execute_s=result.execute_s,
-        candidates=[
-            worker_pb2.Candidates(
-                handle=found.handle, token_ids=found.token_ids, log_probs=found.log_probs
-            )
-            for found in result.candidates
-        ],
         logprobs=encode_logprobs(result.logprobs),
         prompt_logprobs=encode_logprobs(result.prompt_logprobs),
     )
+    for failure in result.failures:
+        message.failures.add(handle=failure.handle, message=failure.message)
+    for found in result.candidates:
+        message.candidates.add(
+            handle=found.handle, token_ids=found.token_ids, log_probs=found.log_probs
+        )
+    return message
 
 
 def decode_result(message: worker_pb2.StepResult) -> StepResult:

@@ -91,12 +91,12 @@ def _assemble(
         positions = np.arange(len(row_of_token)) + (starts - query_start[:-1]).repeat(counts)
     block_size = state.block_size
     columns = positions // block_size
-    blocks = _entries(state.block_tables, row_of_token, columns)
+    blocks = state.block_tables[row_of_token, columns]
     max_blocks = -(-max_seq_len // block_size)
     attention = AttentionBatch(
         query_start=_tensor(query_start, device),
         seq_lens=_tensor(ends.astype(np.int32), device),
-        block_tables=_tensor(_tables(state, rows, max_blocks), device),
+        block_tables=_tensor(state.block_tables[rows, :max_blocks], device),
         slots=_tensor(positions + (blocks - columns) * block_size, device),
         positions=_tensor(positions, device),
         max_query_len=max_query_len,
@@ -109,7 +109,7 @@ def _assemble(
         ends=ends,
         sampling_rows=rows[sampling],
         greedy_rows=rows[is_greedy],
-        token_ids=_tensor(_entries(state.tokens, row_of_token, positions).astype(np.int64), device),
+        token_ids=_tensor(state.tokens[row_of_token, positions].astype(np.int64), device),
         attention=attention,
         logit_rows=_tensor(last_tokens[sampling], device),
         greedy_logit_rows=_tensor(last_tokens[is_greedy], device),
@@ -130,20 +130,6 @@ def _check(state: RequestState, rows: Rows, ends: Rows, samples: Bools) -> None:
             f"the plan computes tokens {state.num_computed[row]} to {ends[wrong][0]} of sequence "
             f"{row}, which has {state.num_tokens[row]} tokens and {state.num_blocks[row]} blocks"
         )
-
-
-def _tables(state: RequestState, rows: Rows, max_blocks: int) -> npt.NDArray[np.int32]:
-    """The first `max_blocks` columns of the block tables of `rows`; row by row, as numpy gives up
-    the interpreter lock for all at once, and another thread takes it in the midst of a step."""
-    tables = np.empty((len(rows), max_blocks), np.int32)
-    for place, row in enumerate(rows.tolist()):
-        tables[place] = state.block_tables[row, :max_blocks]
-    return tables
-
-
-def _entries(table: npt.NDArray[np.int32], rows: Rows, columns: Rows) -> npt.NDArray[np.int32]:
-    """table[rows, columns], by one index: for two, numpy gives up the interpreter lock as well."""
-    return table.reshape(-1)[rows * table.shape[1] + columns]
 
 
 def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
