@@ -246,11 +246,13 @@ class DealerLink:
                 if frame is not None or left_s <= 0:
                     return frame
                 self._is_waiting = True
-            self._news.poll(left_s * 1000)
-            with self._lock:
-                if not self._is_waiting:
-                    os.read(self._wake_reader, 1)
-                self._is_waiting = False
+            try:
+                self._news.poll(left_s * 1000)
+            finally:
+                with self._lock:
+                    if not self._is_waiting:
+                        os.read(self._wake_reader, 1)
+                    self._is_waiting = False
 
     def close(self) -> None:
         """Hand over what was sent, for at most twice LINGER_MS, and release the socket. Nobody
