@@ -26,13 +26,14 @@ namespace gated {
 // Mixes one panel of both products into floats [rows of the chunks], `stride` apart.
 inline void mix_panel(const GatedProduct& product, int panel, const Activations& input, int first_chunk,
                       int end_chunk, float* out, int stride) {
-  alignas(64) float gate[kRowsPerPass * kPanel];
-  alignas(64) float up[kRowsPerPass * kPanel];
-  multiply_panel(*product.gate, panel, input, first_chunk, end_chunk, gate);
-  multiply_panel(*product.up, panel, input, first_chunk, end_chunk, up);
+  alignas(64) float both[2 * kRowsPerPass * kPanel];
+  PanelGroup group;
+  group.add(*product.gate, panel);
+  group.add(*product.up, panel);
+  group.multiply(input, first_chunk, end_chunk, both);
   const int num_rows = input.chunks().start(end_chunk) - input.chunks().start(first_chunk);
   for (int row = 0; row < num_rows; ++row) {
-    float *gate_row = gate + row * kPanel, *up_row = up + row * kPanel;
+    float *gate_row = both + row * kPanel, *up_row = gate_row + num_rows * kPanel;
     if (!product.gate_bias->empty()) {
       add_row(product.gate_bias->data() + panel * kPanel, kPanel, gate_row);
     }

@@ -57,7 +57,8 @@ class LikeliestSearch {
     const RowChunks& chunks = input.chunks();
     int num_full = 0;
     for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
-      const uint8_t* next = chunk == first_chunk ? matrix.panel(panel) + matrix.panel_bytes : nullptr;
+      const int8::Ahead next = int8::Ahead::part(matrix.panel(panel) + matrix.panel_bytes, num_blocks_,
+                                                 Octets::kBlockBytes, chunk - first_chunk, end_chunk - first_chunk);
       with_size<kRowChunk>(chunks.size(chunk), [&](auto size) {
         num_full += search_chunk<decltype(size)::value>(matrix, panel, input, chunk, next, best);
       });
@@ -131,21 +132,21 @@ class LikeliestSearch {
     std::sort(middle, order_.end());
   }
 
-  // totals [kRows][kPanel] += the blocks at some places; `next`: the next panel, to be asked for, or null
+  // totals [kRows][kPanel] += the blocks at some places; `next`: of the next panel, to be asked for
   template <class Weights, int kRows>
   [[gnu::noinline]] static void multiply_blocks(
       const uint8_t* weights, const int* places, int count,
-      const ChunkBlock<int8::Quant<typename Weights::Layout>, kRows>* rows, const uint8_t* next, float* totals) {
+      const ChunkBlock<int8::Quant<typename Weights::Layout>, kRows>* rows, const int8::Ahead& next, float* totals) {
     for (int i = 0; i < count; ++i) {
       const int offset = places[i] * Weights::kBlockBytes;
-      if (next != nullptr) simd::prefetch(next + offset, Weights::kBlockBytes);
+      next.ask(places[i]);
       int8::multiply_block<Weights, kRows>(weights + offset, rows[places[i]], totals);
     }
   }
 
   template <int kRows>
-  int search_chunk(const Matrix& matrix, int panel, const Activations& input, int chunk, const uint8_t* next,
-                    std::vector<Best>& best) const {
+  int search_chunk(const Matrix& matrix, int panel, const Activations& input, int chunk,
+                   const int8::Ahead& next, std::vector<Best>& best) const {
     using namespace simd;
     const int start = input.chunks().start(chunk);
     const uint8_t* weights = matrix.panel(panel);
@@ -168,7 +169,7 @@ class LikeliestSearch {
       ++num_rows_full;
       alignas(64) float alone[kPanel] = {};
       int8::multiply_chunk<int8::Packed<Octets>, 1>(weights, num_blocks_, &row_blocks_[(start + row) * num_blocks_],
-                                                    int8::Ahead{nullptr, nullptr}, alone);
+                                                    int8::Ahead{weights, 0}, nullptr, alone);
       so_far.meet_panel(alone, first_id, count);
     }
     return num_rows_full;

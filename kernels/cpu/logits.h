@@ -12,6 +12,7 @@
 #include "matmul.h"
 #include "matrix.h"
 #include "output_bounds.h"
+#include "panel_group.h"
 #include "pool.h"
 
 namespace quire {
@@ -44,17 +45,25 @@ class LogitsProduct {
     const bool are_searched = bounds.are_measured() && num_rows >= kFewestSearched && places[0] >= out.num_logits &&
                               search_.takes_next();
     if (are_searched) search_.begin(bounds, input, matrix.num_columns / kBlock);
-    for_panel_runs(pool, matrix.num_panels(), input.chunks(),
-                   [&](int first, int end, int first_chunk, int end_chunk, int thread) {
-                     Found& found = found_[thread];
-                     for (int panel = first; panel < end; ++panel) {
-                       if (are_searched) {
+    if (are_searched) {
+      for_panel_runs(pool, matrix.num_panels(), input.chunks(),
+                     [&](int first, int end, int first_chunk, int end_chunk, int thread) {
+                       Found& found = found_[thread];
+                       for (int panel = first; panel < end; ++panel) {
                          found.num_full += search_.search(matrix, panel, input, first_chunk, end_chunk, found.best);
-                       } else {
-                         multiply(matrix, panel, input, first_chunk, end_chunk, places, out, found.best);
                        }
-                     }
-                   });
+                     });
+    } else {
+      const PanelStreams streams(matrix.num_panels(), pool.num_threads(), input.chunks());
+      for_panel_runs(pool, streams.length(), input.chunks(),
+                     [&](int first, int end, int first_chunk, int end_chunk, int thread) {
+                       for (int place = first; place < end; ++place) {
+                         PanelGroup group;
+                         streams.for_each(place, [&](int panel) { group.add(matrix, panel); });
+                         multiply(matrix, group, input, first_chunk, end_chunk, places, out, found_[thread].best);
+                       }
+                     });
+    }
     int64_t num_full = 0;
     for (const Found& found : found_) num_full += found.num_full;
     if (are_searched) search_.end(num_full, int64_t{num_rows} * matrix.num_panels());
@@ -74,19 +83,20 @@ class LogitsProduct {
     int64_t num_full = 0;  // rows of panels that a search multiplied in full
   };
 
-  static void multiply(const Matrix& matrix, int panel, const Activations& input, int first_chunk,
+  static void multiply(const Matrix& matrix, const PanelGroup& group, const Activations& input, int first_chunk,
                        int end_chunk, const std::vector<int>& places, const LogitsOut& out,
                        std::vector<Best>& best) {
-    alignas(64) float block[kRowsPerPass * kPanel];
-    multiply_panel(matrix, panel, input, first_chunk, end_chunk, block);
+    alignas(64) float blocks[kRowsPerPass * kPanel];
+    group.multiply(input, first_chunk, end_chunk, blocks);
     const int first_row = input.chunks().start(first_chunk), end_row = input.chunks().start(end_chunk);
-    const int first_id = panel * kPanel, count = std::min(kPanel, matrix.num_rows - first_id);
-    for (int row = first_row; row < end_row; ++row) {
-      const float* logits = block + (row - first_row) * kPanel;
-      best[row].meet_panel(logits, first_id, count);
-      const size_t place = places[row];
-      if (place < static_cast<size_t>(out.num_logits)) {
-        std::copy_n(logits, count, out.logits + place * matrix.num_rows + first_id);
+    const float* logits = blocks;
+    for (int i = 0; i < group.size(); ++i) {
+      for (int row = first_row; row < end_row; ++row, logits += kPanel) {
+        best[row].meet_panel(logits, group.first_row(i), group.width(i));
+        const size_t place = places[row];
+        if (place < static_cast<size_t>(out.num_logits)) {
+          std::copy_n(logits, group.width(i), out.logits + place * matrix.num_rows + group.first_row(i));
+        }
       }
     }
   }

@@ -4,30 +4,11 @@
 #include <algorithm>
 
 #include "activations.h"
-#include "matmul_float.h"
-#include "matmul_int8.h"
 #include "matrix.h"
+#include "panel_group.h"
 #include "pool.h"
 
 namespace quire {
-
-using PanelKernel = void (*)(const Matrix&, int panel, const Activations&, int first_chunk,
-                             int end_chunk, float* out);
-
-inline PanelKernel panel_kernel(Format format, bool with_quants) {
-  PanelKernel kernel = nullptr;
-  switch (format) {
-    case Format::kF32: return float32::multiply_dense_panel<Float>;
-    case Format::kF16: return float32::multiply_dense_panel<Half>;
-    case Format::kBF16: return float32::multiply_dense_panel<Bfloat>;
-    default: break;
-  }
-  with_layout(format, [&](auto layout) {
-    using L = decltype(layout);
-    kernel = with_quants ? int8::multiply_panel<L> : float32::multiply_panel<L>;
-  });
-  return kernel;
-}
 
 struct Product {
   const Matrix* matrix;
@@ -37,25 +18,6 @@ struct Product {
 
 constexpr int kChunksPerPass = 24;  // chunks that share one pass over a panel: their quants stay in L2
 constexpr int kRowsPerPass = kChunksPerPass * kRowChunk;
-
-// block [rows of the chunks][kPanel] = chunks [first, end) of the input times one panel
-inline void multiply_panel(const Matrix& matrix, int panel, const Activations& input, int first, int end,
-                           float* block) {
-  panel_kernel(matrix.format, input.with_quants())(matrix, panel, input, first, end, block);
-}
-
-inline void multiply_block(const Product& product, int panel, const Activations& input, int first,
-                           int end) {
-  alignas(64) float block[kRowsPerPass * kPanel];
-  const Matrix& matrix = *product.matrix;
-  multiply_panel(matrix, panel, input, first, end, block);
-  const int first_row = input.chunks().start(first), end_row = input.chunks().start(end);
-  const int width = std::min(kPanel, matrix.num_rows - panel * kPanel);
-  float* output = product.output + panel * kPanel;
-  for (int row = first_row; row < end_row; ++row) {
-    std::copy_n(block + (row - first_row) * kPanel, width, output + row * product.stride);
-  }
-}
 
 // Calls body(first unit, end unit, first chunk, end chunk, thread) over all units (panels, say) and passes
 // of chunks, in runs that give each thread several.
@@ -80,12 +42,27 @@ template <int kProducts>
 void multiply(ThreadPool& pool, const Activations& input, const Product (&products)[kProducts]) {
   int num_panels = 0;
   for (const Product& product : products) num_panels += product.matrix->num_panels();
-  for_panel_runs(pool, num_panels, input.chunks(), [&](int first, int end, int first_chunk, int end_chunk, int) {
-    for (int index = first; index < end; ++index) {
-      int panel = index;
-      const Product* product = products;
-      while (panel >= product->matrix->num_panels()) panel -= product++->matrix->num_panels();
-      multiply_block(*product, panel, input, first_chunk, end_chunk);
+  const PanelStreams streams(num_panels, pool.num_threads(), input.chunks());
+  for_panel_runs(pool, streams.length(), input.chunks(), [&](int start, int end, int first_chunk, int end_chunk, int) {
+    alignas(64) float blocks[kRowsPerPass * kPanel];
+    const int first_row = input.chunks().start(first_chunk), end_row = input.chunks().start(end_chunk);
+    for (int place = start; place < end; ++place) {
+      PanelGroup group;
+      const Product* of_panels[PanelGroup::kMost];
+      streams.for_each(place, [&](int panel) {
+        const Product* product = products;
+        while (panel >= product->matrix->num_panels()) panel -= product++->matrix->num_panels();
+        of_panels[group.size()] = product;
+        group.add(*product->matrix, panel);
+      });
+      group.multiply(input, first_chunk, end_chunk, blocks);
+      const float* block = blocks;
+      for (int i = 0; i < group.size(); ++i) {
+        const Product& product = *of_panels[i];
+        for (int row = first_row; row < end_row; ++row, block += kPanel) {
+          std::copy_n(block, group.width(i), product.output + row * product.stride + group.first_row(i));
+        }
+      }
     }
   });
 }

@@ -6,7 +6,8 @@
 // Columns go in slices of some blocks, and all rows pass over a slice before the next one, so that its
 // weights, the rows' quants and their totals stay in the L1 cache. For several chunks of rows a slice's
 // 4-bit weights are taken apart once. A chunk asks for the quants of the next one: they are too few in a
-// row for the hardware to notice.
+// row for the hardware to notice. Each chunk of rows asks for its part of the next panel's slice, so that
+// memory has the same to do all the time. Rows of one chunk pass over several panels at once (panel_group.h).
 #pragma once
 
 #include <algorithm>
@@ -20,6 +21,7 @@ namespace quire::int8 {
 
 constexpr int kSlice = 12;  // blocks at most
 constexpr int kLongSlice = 24;  // blocks at most where chunks of rows are few
+constexpr int kBlocksAhead = 2;  // how far a group of panels asks for its weights
 constexpr int kExpandChunks = 4;  // from so many chunks on, 4-bit weights are taken apart ahead
 
 template <class L>
@@ -170,11 +172,17 @@ inline void dot_group(const uint8_t* block, int g,
   }
 }
 
-// What a chunk asks for while it is multiplied, or null: the weights of the same slice of the next panel,
-// and the next chunk's quants.
+// Memory that is asked for while blocks are multiplied: some bytes for each of them.
 struct Ahead {
-  const uint8_t* weights;
-  const uint8_t* quants;
+  const uint8_t* start;
+  int bytes_per_block;
+
+  // The index-th of the parts of what lies at `start`, as large as `num_blocks` blocks.
+  static Ahead part(const uint8_t* start, int num_blocks, int block_bytes, int index, int num_parts) {
+    const int bytes_per_block = (block_bytes + num_parts - 1) / num_parts;
+    return {start + index * num_blocks * bytes_per_block, bytes_per_block};
+  }
+  void ask(int block) const { simd::prefetch(start + block * bytes_per_block, bytes_per_block); }
 };
 
 // totals [kRows][kPanel] += one block of a panel
@@ -210,15 +218,14 @@ template <class Weights, int kRows>
   }
 }
 
-// totals [kRows][kPanel] += some blocks of one panel
+// totals [kRows][kPanel] += some blocks of one panel. `next_quants`: of the next chunk, to be asked for, or null.
 template <class Weights, int kRows>
 void multiply_chunk(const uint8_t* block, int num_blocks,
-                    const ChunkBlock<Quant<typename Weights::Layout>, kRows>* rows, const Ahead& ahead,
-                    float* totals) {
-  using L = typename Weights::Layout;
+                    const ChunkBlock<Quant<typename Weights::Layout>, kRows>* rows, const Ahead& next_weights,
+                    const uint8_t* next_quants, float* totals) {
   for (int b = 0; b < num_blocks; ++b, ++rows, block += Weights::kBlockBytes) {
-    if (ahead.weights != nullptr) simd::prefetch(ahead.weights + b * L::kBlockBytes, L::kBlockBytes);
-    if (ahead.quants != nullptr) simd::prefetch_soon(ahead.quants + b * sizeof *rows, sizeof *rows);
+    next_weights.ask(b);
+    if (next_quants != nullptr) simd::prefetch_soon(next_quants + b * sizeof *rows, sizeof *rows);
     multiply_block<Weights, kRows>(block, *rows, totals);
   }
 }
@@ -242,13 +249,14 @@ void multiply_panel(const Matrix& matrix, int panel, const Activations& activati
     const auto multiply = [&](auto weights, const uint8_t* from) {
       for (int chunk = first; chunk < end; ++chunk) {
         const int start = chunks.start(chunk);
-        const Ahead ahead{chunk == first ? slice + matrix.panel_bytes : nullptr,
-                          chunk + 1 < end ? quants.address(chunks.start(chunk + 1), chunks.size(chunk + 1), b)
-                                          : nullptr};
+        const Ahead next_weights =
+            Ahead::part(slice + matrix.panel_bytes, count, L::kBlockBytes, chunk - first, end - first);
+        const uint8_t* next_quants =
+            chunk + 1 < end ? quants.address(chunks.start(chunk + 1), chunks.size(chunk + 1), b) : nullptr;
         with_size<kRowChunk>(chunks.size(chunk), [&](auto size) {
           constexpr int kRows = decltype(size)::value;
-          multiply_chunk<decltype(weights), kRows>(from, count, quants.template chunk<kRows>(start, b), ahead,
-                                                   out + (start - first_row) * kPanel);
+          multiply_chunk<decltype(weights), kRows>(from, count, quants.template chunk<kRows>(start, b),
+                                                   next_weights, next_quants, out + (start - first_row) * kPanel);
         });
       }
     };
@@ -264,6 +272,25 @@ void multiply_panel(const Matrix& matrix, int panel, const Activations& activati
     }
     multiply(Packed<L>(), slice);
   }
+}
+
+// out [count][rows of the chunk][kPanel]: one chunk of the activations times a group of panels, block by block.
+template <class L>
+void multiply_group(const uint8_t* const* panels, int count, int num_columns, const Activations& activations,
+                    int chunk, float* out) {
+  const RowChunks& chunks = activations.chunks();
+  with_size<kRowChunk>(chunks.size(chunk), [&](auto size) {
+    constexpr int kRows = decltype(size)::value;
+    const auto* rows = activations.quants<Quant<L>>().template chunk<kRows>(chunks.start(chunk), 0);
+    std::fill_n(out, count * kRows * kPanel, 0.0f);
+    for (int b = 0; b < num_columns / kBlock; ++b, ++rows) {
+      for (int i = 0; i < count; ++i) {
+        const uint8_t* block = panels[i] + b * L::kBlockBytes;
+        simd::prefetch(block + kBlocksAhead * L::kBlockBytes, L::kBlockBytes);
+        multiply_block<Packed<L>, kRows>(block, *rows, out + i * kRows * kPanel);
+      }
+    }
+  });
 }
 
 }  // namespace quire::int8
