@@ -42,31 +42,11 @@ class LogitsProduct {
       found.best.assign(num_rows, Best());
       found.num_full = 0;
     }
-    const bool are_searched = bounds.are_measured() && num_rows >= kFewestSearched && places[0] >= out.num_logits &&
-                              search_.takes_next();
-    if (are_searched) search_.begin(bounds, input, matrix.num_columns / kBlock);
-    if (are_searched) {
-      for_panel_runs(pool, matrix.num_panels(), input.chunks(),
-                     [&](int first, int end, int first_chunk, int end_chunk, int thread) {
-                       Found& found = found_[thread];
-                       for (int panel = first; panel < end; ++panel) {
-                         found.num_full += search_.search(matrix, panel, input, first_chunk, end_chunk, found.best);
-                       }
-                     });
+    if (bounds.are_measured() && num_rows >= kFewestSearched && places[0] >= out.num_logits && search_.takes_next()) {
+      search(pool, matrix, bounds, input);
     } else {
-      const PanelStreams streams(matrix.num_panels(), pool.num_threads(), input.chunks());
-      for_panel_runs(pool, streams.length(), input.chunks(),
-                     [&](int first, int end, int first_chunk, int end_chunk, int thread) {
-                       for (int place = first; place < end; ++place) {
-                         PanelGroup group;
-                         streams.for_each(place, [&](int panel) { group.add(matrix, panel); });
-                         multiply(matrix, group, input, first_chunk, end_chunk, places, out, found_[thread].best);
-                       }
-                     });
+      multiply(pool, matrix, input, places, out);
     }
-    int64_t num_full = 0;
-    for (const Found& found : found_) num_full += found.num_full;
-    if (are_searched) search_.end(num_full, int64_t{num_rows} * matrix.num_panels());
     for (int row = 0; row < num_rows; ++row) {
       Best best;
       for (const Found& found : found_) best.meet(found.best[row].logit, found.best[row].token_id);
@@ -83,9 +63,36 @@ class LogitsProduct {
     int64_t num_full = 0;  // rows of panels that a search multiplied in full
   };
 
-  static void multiply(const Matrix& matrix, const PanelGroup& group, const Activations& input, int first_chunk,
-                       int end_chunk, const std::vector<int>& places, const LogitsOut& out,
-                       std::vector<Best>& best) {
+  void search(ThreadPool& pool, const Matrix& matrix, const OutputBounds& bounds, const Activations& input) {
+    search_.begin(bounds, input, matrix.num_columns / kBlock);
+    for_panel_runs(pool, matrix.num_panels(), input.chunks(),
+                   [&](int first, int end, int first_chunk, int end_chunk, int thread) {
+                     Found& found = found_[thread];
+                     for (int panel = first; panel < end; ++panel) {
+                       found.num_full += search_.search(matrix, panel, input, first_chunk, end_chunk, found.best);
+                     }
+                   });
+    int64_t num_full = 0;
+    for (const Found& found : found_) num_full += found.num_full;
+    search_.end(num_full, int64_t{input.chunks().num_rows()} * matrix.num_panels());
+  }
+
+  void multiply(ThreadPool& pool, const Matrix& matrix, const Activations& input, const std::vector<int>& places,
+                const LogitsOut& out) {
+    const PanelStreams streams(matrix.num_panels(), pool.num_threads(), input.chunks());
+    for_panel_runs(pool, streams.length(), input.chunks(),
+                   [&](int first, int end, int first_chunk, int end_chunk, int thread) {
+                     for (int place = first; place < end; ++place) {
+                       PanelGroup group;
+                       streams.for_each(place, [&](int panel) { group.add(matrix, panel); });
+                       take(matrix, group, input, first_chunk, end_chunk, places, out, found_[thread].best);
+                     }
+                   });
+  }
+
+  // The logits of a group's tokens: the best of each row, and those that are read
+  static void take(const Matrix& matrix, const PanelGroup& group, const Activations& input, int first_chunk,
+                   int end_chunk, const std::vector<int>& places, const LogitsOut& out, std::vector<Best>& best) {
     alignas(64) float blocks[kRowsPerPass * kPanel];
     group.multiply(input, first_chunk, end_chunk, blocks);
     const int first_row = input.chunks().start(first_chunk), end_row = input.chunks().start(end_chunk);

@@ -86,26 +86,4 @@ class PanelGroup {
   Member members_[kMost];
 };
 
-// Panels in a row, cut into streams that are walked at the same time: at each place stands a panel of each.
-class PanelStreams {
- public:
-  PanelStreams(int num_panels, int num_threads, const RowChunks& chunks) : num_panels_(num_panels) {
-    const int most = chunks.count() == 1 ? PanelGroup::kMost : 1;
-    const int count = std::clamp(num_panels / (kFewestPlaces * num_threads), 1, most);
-    length_ = (num_panels + count - 1) / count;
-  }
-
-  int length() const { return length_; }
-
-  template <class Body>
-  void for_each(int place, const Body& body) const {
-    for (int panel = place; panel < num_panels_; panel += length_) body(panel);
-  }
-
- private:
-  static constexpr int kFewestPlaces = 4;  // of a thread, so that all end at about the same time
-
-  int num_panels_, length_;
-};
-
 }  // namespace quire
