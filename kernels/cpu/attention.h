@@ -4,6 +4,10 @@
 // softmax (largest score, sum of powers, weighted sum of values), and the tiles are merged in order
 // (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). Neither depends on which queries are
 // worked on together or on which thread, so decoding, chunked prefill and any batch give equal bits.
+//
+// A tile's groups of positions are worked on in turns from four places of it: the hardware asks ahead for each
+// run of addresses that it sees, and for more lines of four than of one. What it does not see in time, the
+// values while keys are read and the next keys while values are, is asked for here.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +23,8 @@ namespace quire {
 
 constexpr int kTile = 256;  // positions
 constexpr int kTileGroups = kTile / simd::kLanes;
+constexpr int kRuns = 4;  // places of a tile that are worked on in turns
+constexpr int kRunGroups = kTileGroups / kRuns;
 constexpr int kQueryChunk = 5;
 constexpr int kQueriesWanted = 24;  // queries that share a pass over keys and values
 
@@ -49,27 +55,42 @@ struct Partial {
   float* values;
 };
 
-// Where a tile's groups of kLanes positions begin.
+// Where a tile's groups of kLanes positions begin, in the order in which they take their turns.
 template <class Element>
 struct TileRuns {
   const Element* keys[kTileGroups];
   const Element* values[kTileGroups];
+  int turns[kTileGroups];  // of the groups as their positions follow each other
   int num_positions;
 
   void locate(const KvCache<Element>& cache, int layer, int kv_head, const QueryTile& queries, int tile) {
     num_positions = std::min(kTile, queries.context() - tile * kTile);
+    const Element* groups[kTileGroups];
     const int32_t* block = queries.block_table + tile * kTile / cache.block_size;
     int offset = tile * kTile % cache.block_size;
     for (int g = 0; g < num_groups(); ++block) {
       const Element* run = cache.keys(*block, layer, kv_head);
       for (; offset < cache.block_size && g < num_groups(); offset += simd::kLanes, ++g) {
-        keys[g] = run + offset / simd::kLanes * cache.group_size();
-        values[g] = keys[g] + cache.run_size();
+        groups[g] = run + offset / simd::kLanes * cache.group_size();
       }
       offset = 0;
     }
+    int turn = 0;
+    for (int place = 0; place < kRunGroups; ++place) {
+      for (int g = place; g < num_groups(); g += kRunGroups, ++turn) {
+        keys[turn] = groups[g];
+        values[turn] = groups[g] + cache.run_size();
+        turns[g] = turn;
+      }
+    }
   }
   int num_groups() const { return (num_positions + simd::kLanes - 1) / simd::kLanes; }
+
+  // Positions of the group whose turn it is: the last may have fewer.
+  int group_size(int turn) const {
+    const int last = num_groups() - 1;
+    return turn == turns[last] ? num_positions - last * simd::kLanes : simd::kLanes;
+  }
 };
 
 // sums [kRows][kColumns] += x (numbers) times y (vectors), the fewer of them held in registers
@@ -131,14 +152,21 @@ void score(const float* queries, int head_dim, const Element* const* keys, const
   }
 }
 
-// Turns the first `count` scores into powers of two relative to the largest, the rest of the groups into 0.
-inline void soften(float* scores, int count, int num_groups, float& largest_score, float& total) {
+// Turns the scores of the tile's first `count` positions into powers of two relative to the largest, the rest
+// of the groups into 0.
+template <class Element>
+void soften(float* scores, int count, const TileRuns<Element>& runs, float& largest_score, float& total) {
   using namespace simd;
   constexpr int kTogether = 4;
   static_assert(kTileGroups % kTogether == 0);
+  const int num_groups = runs.num_groups();
   const int end = (num_groups + kTogether - 1) / kTogether * kTogether * kLanes;
   const float lowest = -std::numeric_limits<float>::infinity();
-  std::fill(scores + count, scores + end, lowest);
+  for (int g = count / kLanes; g < num_groups; ++g) {
+    float* group = scores + runs.turns[g] * kLanes;
+    std::fill(group + std::max(0, count - g * kLanes), group + kLanes, lowest);
+  }
+  std::fill(scores + num_groups * kLanes, scores + end, lowest);
   Floats top = splat(lowest), sums = {};
   for (int i = 0; i < end; i += kLanes) top = max(top, load(scores + i));
   largest_score = largest(top);
@@ -163,31 +191,37 @@ inline void scale_weights(float* weights, const TileRuns<int8_t>& runs) {
   }
 }
 
-// out [kQueries][head_dim], kVectors vectors from dimension d: weights [kQueries][kTile] times values.
-// Asks for the share of these dimensions of the keys of `next` meanwhile, if any.
+// out [kQueries][head_dim], kVectors vectors from dimension d: weights [kQueries][kTile] times values of the
+// groups [first, end), added to those of the groups before. Asks for the share of these dimensions of the keys
+// of `next` meanwhile, if any.
 template <int kQueries, int kVectors, class Element>
-void weigh(const float* weights, const TileRuns<Element>& runs, int head_dim, int d,
+void weigh(const float* weights, const TileRuns<Element>& runs, int first, int end, int head_dim, int d,
            const TileRuns<Element>* next, float* out) {
   using namespace simd;
   constexpr int kPair = 2 * kLanes, kStep = kVectors * kPair * static_cast<int>(sizeof(Element));
   Floats sums[kQueries][kVectors];
   clear(sums);
+  if (first > 0) {
+    QUIRE_UNROLL for (int q = 0; q < kQueries; ++q) {
+      QUIRE_UNROLL for (int v = 0; v < kVectors; ++v) sums[q][v] = load(out + q * head_dim + d + v * kLanes);
+    }
+  }
   const int num_next = next == nullptr ? 0 : next->num_groups();
-  for (int first = 0; first < runs.num_positions; first += kLanes) {
-    const int g = first / kLanes;
+  for (int g = first; g < end; ++g) {
+    const float* weight = weights + g * kLanes;
     const Element* row = runs.values[g] + kGroupHead<Element> + 2 * d;
-    const int end = std::min(first + kLanes, runs.num_positions);
     const Element* ask = g < num_next ? next->keys[g] + d * kLanes : nullptr;
-    for (int i = first; i < end; i += 2, row += 2 * head_dim) {
+    const int count = runs.group_size(g);
+    for (int i = 0; i < count; i += 2, row += 2 * head_dim) {
       if (ask != nullptr) {
         prefetch(ask, kStep);
         ask += kStep / static_cast<int>(sizeof(Element));
       }
-      add_products([&](int q) { return weights[q * kTile + i]; },
+      add_products([&](int q) { return weight[q * kTile + i]; },
                    [&](int v) { return load_of_pair<0>(row + v * kPair); }, sums);
-      if (i + 1 == end) break;
+      if (i + 1 == count) break;
       stay_in_memory();
-      add_products([&](int q) { return weights[q * kTile + i + 1]; },
+      add_products([&](int q) { return weight[q * kTile + i + 1]; },
                    [&](int v) { return load_of_pair<1>(row + v * kPair); }, sums);
     }
   }
@@ -263,19 +297,24 @@ struct Attention {
     for (int q = 0; q < count; ++q) {
       const int seen = visible(rows, q, tile);
       if (seen > 0) {
-        soften(scores + q * kTile, seen, num_groups, out.largest[q], out.total[q]);
+        soften(scores + q * kTile, seen, runs, out.largest[q], out.total[q]);
         if constexpr (kScaleSize<Element> != 0) scale_weights(scores + q * kTile, runs);
       } else {
         std::fill_n(scores + q * kTile, num_groups * simd::kLanes, 0.0f);
         out.total[q] = 0.0f;
       }
     }
+    // Few queries wait for values: all their sums get some groups' while these are in the first-level cache.
+    const int most = count <= kQueryChunk ? kRuns : kTileGroups;
     in_even_chunks<kQueryChunk>(count, [&](auto size, int q) {
       constexpr int kQueries = decltype(size)::value;
-      in_chunks<vectors_beside(kQueries)>(head_dim / simd::kLanes, [&](auto vectors, int v) {
-        weigh<kQueries, decltype(vectors)::value>(scores + q * kTile, runs, head_dim, v * simd::kLanes,
-                                                  q == 0 ? &next : nullptr, out.values + q * head_dim);
-      });
+      for (int g = 0; g < num_groups; g += most) {
+        const int end = std::min(g + most, num_groups);
+        in_chunks<vectors_beside(kQueries)>(head_dim / simd::kLanes, [&](auto vectors, int v) {
+          weigh<kQueries, decltype(vectors)::value>(scores + q * kTile, runs, g, end, head_dim, v * simd::kLanes,
+                                                    q == 0 ? &next : nullptr, out.values + q * head_dim);
+        });
+      }
     });
   }
 
