@@ -5,8 +5,9 @@
 
 For steps of several kinds, prints tokens a second and, per phase, milliseconds, operations and
 weight bytes a second, and the share of the roofline: the larger of bytes / read bandwidth and
-operations / peak, both measured first; of attention in steps that decode, the bytes of keys and
-values a second. Every figure is of the best of several steps. The phase of gate and up holds SiLU
+operations / peak; of attention in steps that decode, the bytes of keys and values a second. The
+limits are measured in turns with the steps of each kind, as a machine that is shared has other
+limits a minute later, and every figure is the best of several. The phase of gate and up holds SiLU
 and the quantising of what it gives: what these take by themselves stands beside it.
 """
 
@@ -16,6 +17,8 @@ import argparse
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +37,10 @@ from worker_svc.weights.gguf import load_gguf
 
 KERNELS = Path(cpu.__file__).parent
 BLOCK_SIZE = 16
-NUM_TRIES = 30
+NUM_ROUNDS = 5
+"""Times that the limits and a step are measured in turns"""
+NUM_TRIES = 8
+"""Steps of a round"""
 SILU_COLUMNS = 32
 """Columns of the rows that `silu.cpp` times."""
 MOST_SILU_ROWS = 36
@@ -56,6 +62,10 @@ class Roofline:
     bytes_read: float
     octet_operations: float
     float_operations: float
+
+    @classmethod
+    def best(cls, measured: list[list[float]]) -> Roofline:
+        return cls(*(max(values) for values in zip(*measured, strict=True)))
 
     def seconds(self, operations: float, num_bytes: float, *, in_8_bits: bool) -> float:
         peak = self.octet_operations if in_8_bits else self.float_operations
@@ -112,8 +122,10 @@ WORKLOADS = (
 )
 
 
-def build_and_run(source: str, *arguments: int) -> list[float]:
-    """The numbers that a program of this folder prints, built as the decoder is."""
+@contextmanager
+def built(source: str) -> Iterator[Callable[..., list[float]]]:
+    """A program of this folder, built as the decoder is: called with integers, it gives the numbers
+    that it prints."""
     isa = detect_isa()
     if isa == "portable":
         raise SystemExit("this machine has no AVX2")
@@ -122,19 +134,25 @@ def build_and_run(source: str, *arguments: int) -> list[float]:
         flags = [*ISA_FLAGS[isa], "-std=c++17", "-ffp-contract=off", "-pthread", f"-I{KERNELS}"]
         path = Path(__file__).with_name(source)
         subprocess.run(["g++", *flags, str(path), "-o", str(program)], check=True)
-        command = [str(program), *map(str, arguments)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [float(word) for word in done.stdout.split()]
+
+        def run(*arguments: int) -> list[float]:
+            command = [str(program), *map(str, arguments)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            return [float(word) for word in done.stdout.split()]
+
+        yield run
 
 
 def silu_seconds(spec: ModelSpec, num_threads: int) -> list[float]:
     """What SiLU and quantising take of each workload by themselves, in the first-level cache."""
     rows_each = [min(MOST_SILU_ROWS, -(-work.num_tokens // num_threads)) for work in WORKLOADS]
     blocks_per_row = spec.intermediate_size / SILU_COLUMNS
+    with built("silu.cpp") as program:
+        row_block_seconds = program(*rows_each)
     return [
         row_block_s * blocks_per_row * num_rows / num_threads
         for row_block_s, num_rows in zip(
-            build_and_run("silu.cpp", *rows_each),
+            row_block_seconds,
             ((spec.num_layers - 1) * work.num_tokens + work.num_seqs for work in WORKLOADS),
             strict=True,
         )
@@ -159,10 +177,15 @@ def products_of(
 
 
 def run(
-    decoder: NativeDecoder, spec: ModelSpec, kv_dtype: torch.dtype, work: Workload
-) -> tuple[float, dict[str, float]]:
+    decoder: NativeDecoder,
+    spec: ModelSpec,
+    kv_dtype: torch.dtype,
+    work: Workload,
+    measure_limits: Callable[[], list[float]],
+) -> tuple[float, dict[str, float], Roofline]:
     """Seconds of the best step, and of its phases: where each thread has rows of its own, the mean
-    of them, so that the rest holds what one helped another and waited for it."""
+    of them, so that the rest holds what one helped another and waited for it. And the limits that
+    the machine had meanwhile."""
     batch = work.batch()
     num_blocks = batch.block_tables.numel()
     kv_cache = KvCache(
@@ -177,15 +200,18 @@ def run(
     token_ids = torch.arange(work.num_tokens) % spec.vocab_size
     last_rows = batch.query_start[1:].long() - 1
     best, phases = float("inf"), dict.fromkeys(PHASES, 0.0)
-    for _ in range(NUM_TRIES):
-        before = decoder.phase_seconds()
-        start_s = time.perf_counter()
-        decoder.forward(token_ids, batch, kv_cache, NO_ROWS, last_rows)
-        taken_s = time.perf_counter() - start_s
-        if taken_s < best:
-            after = decoder.phase_seconds()
-            best, phases = taken_s, {name: after[name] - before[name] for name in PHASES}
-    return best, {**phases, "rest": best - sum(phases.values())}
+    limits = []
+    for _ in range(NUM_ROUNDS):
+        limits.append(measure_limits())
+        for _ in range(NUM_TRIES):
+            before = decoder.phase_seconds()
+            start_s = time.perf_counter()
+            decoder.forward(token_ids, batch, kv_cache, NO_ROWS, last_rows)
+            taken_s = time.perf_counter() - start_s
+            if taken_s < best:
+                after = decoder.phase_seconds()
+                best, phases = taken_s, {name: after[name] - before[name] for name in PHASES}
+    return best, {**phases, "rest": best - sum(phases.values())}, Roofline.best(limits)
 
 
 def report(
@@ -231,12 +257,6 @@ def main() -> None:
     parser.add_argument("--compute", choices=("auto", "float32"), default="auto")
     parser.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default=None)
     arguments = parser.parse_args()
-    roofline = Roofline(*build_and_run("roofline.cpp", arguments.threads))
-    print(
-        f"{arguments.threads} thread(s): reads {roofline.bytes_read / 1e9:.1f} GB/s, peaks"
-        f" {roofline.octet_operations / 1e9:.0f} GOP/s in 8 bits,"
-        f" {roofline.float_operations / 1e9:.0f} GFLOP/s in float32"
-    )
     spec = read_model_spec(arguments.model)
     silu_s: list[float] | list[None] = [None] * len(WORKLOADS)
     if arguments.compute == "auto":
@@ -257,11 +277,19 @@ def main() -> None:
     if decoder is None:
         raise SystemExit("there is no native decoder here")
     print(f"loaded {spec.name} in {time.perf_counter() - start_s:.2f} s")
-    for work, work_silu_s in zip(WORKLOADS, silu_s, strict=True):
-        taken_s, phases = run(decoder, spec, kv_dtype, work)
-        print(f"{work.name}: {taken_s * 1e3:.2f} ms, {work.num_tokens / taken_s:.0f} tokens/s")
-        position_bytes = block_bytes(spec, BLOCK_SIZE, kv_dtype) / BLOCK_SIZE
-        report(weights, roofline, work, phases, position_bytes, work_silu_s)
+    with built("roofline.cpp") as roofline_program:
+        for work, work_silu_s in zip(WORKLOADS, silu_s, strict=True):
+            taken_s, phases, roofline = run(
+                decoder, spec, kv_dtype, work, lambda: roofline_program(arguments.threads)
+            )
+            print(
+                f"{work.name}: {taken_s * 1e3:.2f} ms, {work.num_tokens / taken_s:.0f} tokens/s;"
+                f" {arguments.threads} thread(s) read {roofline.bytes_read / 1e9:.1f} GB/s, peaks"
+                f" {roofline.octet_operations / 1e9:.0f} GOP/s in 8 bits,"
+                f" {roofline.float_operations / 1e9:.0f} GFLOP/s in float32"
+            )
+            position_bytes = block_bytes(spec, BLOCK_SIZE, kv_dtype) / BLOCK_SIZE
+            report(weights, roofline, work, phases, position_bytes, work_silu_s)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@
 #define QUIRE_REGISTER(v) "+x"(v)
 #endif
 
-constexpr int kTries = 15;
+constexpr int kTries = 8;
 constexpr size_t kHugePage = size_t{2} << 20;
 
 static double read_bytes(const uint8_t* data, size_t size) {
